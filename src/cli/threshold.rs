@@ -20,11 +20,11 @@ use crate::{
     answer::{
         ranks::RankRow,
         threshold::{
-            self, CaseSearch, LargestQuestion, LargestRecord, PROBES_AROUND, REPEATS, ThresholdDetail, ThresholdError,
-            ThresholdStatus,
+            self, LargestQuestion, LargestRecord, PROBES_AROUND, REPEATS, ThresholdDetail, ThresholdError,
+            ThresholdQuestion, ThresholdStatus, case_threshold,
         },
     },
-    base::{Bytes, NoProgress, Progress},
+    base::{Bytes, Progress},
     device::DeviceSpec,
     measure::CaseLabel,
     replay::LimitEnforcer,
@@ -212,7 +212,6 @@ fn details(
     let opened = origin.open(progress).map_err(CommandError::usage)?;
     let trace = Trace::read(&ProgressSource::stage(opened, progress, "reading", 1)).map_err(CommandError::usage)?;
     let trace = Arc::new(trace);
-    let simulated: DeviceSpec = "sim".parse().map_err(CommandError::usage)?;
     let mut details = Vec::new();
     for strategy in strategies {
         let label = CaseLabel {
@@ -227,16 +226,15 @@ fn details(
         let case = Case::new(label, trace.clone(), strategy.clone(), device.clone());
         let case = Case { origin: origin.clone(), timeout: args.workers.case_timeout, ..case };
         let runner = args.workers.runner(std::slice::from_ref(&case), Some(stop))?;
-        let search = CaseSearch {
-            simulated: &simulated,
-            runner: &runner,
+        let question = ThresholdQuestion {
             cap: args.cap.into(),
             around: args.probes,
             jobs,
-            stop,
+            stop: Some(stop),
             progress,
+            ..ThresholdQuestion::new(&trace, strategy, device)
         };
-        details.push(search.answer(&case, &trace));
+        details.push(case_threshold(&case, &question, &runner));
     }
     Ok(details)
 }
@@ -310,16 +308,6 @@ pub fn run_cases(
     let done = files.completed_cases();
     let remaining: Vec<&Case> = cases.iter().filter(|case| !done.contains(&case.label.case_id())).collect();
     let bar = progress::of_cases(cases.len(), cases.len() - remaining.len());
-    let simulated: DeviceSpec = "sim".parse()?;
-    let search = CaseSearch {
-        simulated: &simulated,
-        runner,
-        cap: LimitEnforcer::Allocator,
-        around: PROBES_AROUND,
-        jobs,
-        stop,
-        progress: &NoProgress,
-    };
     // Cases of one workload follow each other, so it is read once.
     let mut last: Option<(&Case, Arc<Trace>)> = None;
     for case in remaining {
@@ -331,7 +319,8 @@ pub fn run_cases(
             Some((other, trace)) if other.origin == case.origin => Arc::clone(trace),
             _ => Arc::new(Trace::read(&*case.source)?),
         };
-        let detail = search.answer(case, &trace);
+        let question = ThresholdQuestion::new(&trace, &case.strategy, &case.device);
+        let detail = case_threshold(case, &ThresholdQuestion { jobs, stop: Some(stop), ..question }, runner);
         if !detail.record.reason.is_empty() {
             output::complain(&format!("{}: {}", detail.record.case_id, detail.record.reason));
         }

@@ -324,7 +324,7 @@ mod tests {
         unstable.record.first_failure_above_bytes = Some(1332 * MIB);
         let mut missed = found("direct", 1002 * MIB);
         (missed.record.real_device, missed.record.confirmed) = (Some("cuda".to_owned()), Some(false));
-        missed.record.reason = "cuda: completed with 1000 MiB, oom foretold".to_owned();
+        missed.record.reason = "cuda: completed with 1000 MiB, oom expected".to_owned();
         insta::assert_snapshot!([unstable, missed].text(Medium::PIPE), @"
         ────────────────────────────────────────────────────────────────────────────────────────
          source      strategy      memory    smallest      peak of     lost    without   stable
@@ -337,7 +337,7 @@ mod tests {
         The limit is enforced by the allocator (PyTorch's memory fraction), or by the device if it has no limit; 3 rounds back to back.
 
         saw-tooth/caching: not monotone: it fits in 1,100 MiB but fails in 1,332 MiB; from the threshold on, everything tried fits
-        saw-tooth/direct: NOT confirmed: cuda: completed with 1000 MiB, oom foretold
+        saw-tooth/direct: NOT confirmed: cuda: completed with 1000 MiB, oom expected
 
         memory needed (solid = live bytes)
         caching  ############################################################....................   1.30 GiB

@@ -1,110 +1,55 @@
 //! The threshold of a case of a suite: searched on a simulated device, and confirmed on the case's own device if that
 //! is a real one.
 
-use std::sync::atomic::AtomicBool;
-
-use super::{ThresholdDetail, ThresholdQuestion, threshold};
+use super::{ThresholdDetail, ThresholdQuestion, ThresholdRecord, on_one_line, threshold};
 use crate::{
-    base::{Bytes, Progress},
+    base::Bytes,
     device::DeviceSpec,
     measure::{CaseLabel, Status},
-    replay::LimitEnforcer,
     suite::{Case, CaseRunner},
-    trace::Trace,
 };
 
-/// How the cases of a run are searched.
-pub struct CaseSearch<'a> {
-    /// Where it is searched for cases on a real device; the others bring their own.
-    pub simulated: &'a DeviceSpec,
-    /// Runs what a real device has to confirm.
-    pub runner: &'a dyn CaseRunner,
-    /// Who refuses requests beyond the limit.
-    pub cap: LimitEnforcer,
-    /// How many caps around the threshold are tried.
-    pub around: u32,
-    /// How many replays run side by side.
-    pub jobs: usize,
-    /// Set from outside to give up.
-    pub stop: &'a AtomicBool,
-    /// Reports what is tried, and how far that is.
-    pub progress: &'a dyn Progress,
-}
-
-impl CaseSearch<'_> {
-    /// The threshold of `case`, whose source has been read into `trace`. Whatever goes wrong is in the record.
-    #[must_use]
-    pub fn answer(&self, case: &Case, trace: &Trace) -> ThresholdDetail {
-        let is_real = !case.device.is_simulated();
-        let device = if is_real { self.simulated } else { &case.device };
-        let question = ThresholdQuestion {
-            cap: self.cap,
-            repeat: case.label.repeat,
-            pace: case.pace,
-            around: self.around,
-            jobs: self.jobs,
-            stop: Some(self.stop),
-            progress: self.progress,
-            ..ThresholdQuestion::new(trace, &case.strategy, device)
-        };
-        let answer = threshold(&question);
-        let page_bytes = answer.as_ref().map_or(0, |found| found.page_bytes);
-        let label = CaseLabel { device: device.to_string(), limit: None, ..case.label.clone() };
-        let mut detail = ThresholdDetail::new(&label, self.cap, answer);
-        detail.record.case_id = case.label.case_id();
-        if let Some(bytes) = detail.record.threshold_bytes.filter(|_| is_real) {
-            detail.record.add(&confirm(case, bytes, page_bytes, self.runner));
-        }
-        detail
+/// The threshold of `case`, whose source is the trace of the question. Strategy, device, rounds and pace are those of
+/// the case; the threshold of a real device is searched on the simulated H200 and confirmed by `runner`. Errors are in
+/// the record.
+#[must_use]
+pub fn case_threshold(case: &Case, question: &ThresholdQuestion<'_>, runner: &dyn CaseRunner) -> ThresholdDetail {
+    let simulated = DeviceSpec::default();
+    let is_real = !case.device.is_simulated();
+    let device = if is_real { &simulated } else { &case.device };
+    let (repeat, pace) = (case.label.repeat, case.pace);
+    let answer = threshold(&ThresholdQuestion { strategy: &case.strategy, device, repeat, pace, ..*question });
+    let page_bytes = answer.as_ref().map_or(0, |found| found.page_bytes);
+    let label = CaseLabel { device: device.to_string(), limit: None, ..case.label.clone() };
+    let mut detail = ThresholdDetail::new(&label, question.cap, answer);
+    detail.record.case_id = case.label.case_id();
+    if let Some(bytes) = detail.record.threshold_bytes.filter(|_| is_real) {
+        confirm(&mut detail.record, case, bytes, page_bytes, runner);
     }
-}
-
-/// How the two decisive runs ended on a device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Confirmation {
-    /// Which device.
-    pub device: String,
-    /// With a page more than the threshold.
-    pub above: Status,
-    /// With a page less; `None` where less than a page suffices.
-    pub below: Option<Status>,
-    /// What is wrong where they did not end as foretold.
-    pub reason: Option<String>,
-}
-
-impl Confirmation {
-    /// Whether they ended as foretold.
-    #[must_use]
-    pub fn holds(&self) -> bool {
-        self.above == Status::Completed && self.below.is_none_or(|below| below == Status::Oom)
-    }
+    detail
 }
 
 /// Runs `case` on its own device with a page more than the threshold, which must complete, and with a page less, which
-/// must not. The cap is the strategy's limit ([`LimitEnforcer::Allocator`](crate::replay::LimitEnforcer::Allocator)).
-pub fn confirm(case: &Case, threshold_bytes: u64, page_bytes: u64, runner: &dyn CaseRunner) -> Confirmation {
-    let run = |limit: u64| {
+/// must not, and adds how they ended. The cap is the strategy's limit
+/// ([`LimitEnforcer::Allocator`](crate::replay::LimitEnforcer::Allocator)).
+fn confirm(record: &mut ThresholdRecord, case: &Case, threshold_bytes: u64, page_bytes: u64, runner: &dyn CaseRunner) {
+    let mut misses = Vec::new();
+    let mut run = |limit: u64, expected: Status| {
         let label = CaseLabel { limit: Some(limit), ..case.label.clone() };
         let record = runner.run(&Case { label, ..case.clone() }).record;
-        (limit, record.status, record.reason)
+        if record.status != expected {
+            let why = if record.reason.is_empty() { String::new() } else { format!(" ({})", record.reason) };
+            let (status, expected) = (record.status.name(), expected.name());
+            misses.push(format!("{}: {status} with {}, {expected} expected{why}", case.device, Bytes(limit)));
+        }
+        record.status
     };
-    let above = run(threshold_bytes.saturating_add(page_bytes));
-    let below = threshold_bytes.checked_sub(page_bytes).map(run);
-    let miss = |(limit, status, reason): &(u64, Status, String), wanted: Status| {
-        (*status != wanted).then(|| {
-            let why = if reason.is_empty() { String::new() } else { format!(" ({reason})") };
-            format!("{}: {} with {}, {} foretold{why}", case.device, status.name(), Bytes(*limit), wanted.name())
-        })
-    };
-    let misses: Vec<String> = [miss(&above, Status::Completed), below.as_ref().and_then(|run| miss(run, Status::Oom))]
-        .into_iter()
-        .flatten()
-        .collect();
-    Confirmation {
-        device: case.device.to_string(),
-        above: above.1,
-        below: below.map(|(_, status, _)| status),
-        reason: (!misses.is_empty()).then(|| misses.join("; ")),
+    record.real_device = Some(case.device.to_string());
+    record.real_above = Some(run(threshold_bytes.saturating_add(page_bytes), Status::Completed));
+    record.real_below = threshold_bytes.checked_sub(page_bytes).map(|below| run(below, Status::Oom));
+    record.confirmed = Some(misses.is_empty());
+    if !misses.is_empty() {
+        record.reason = on_one_line(&misses.join("; "));
     }
 }
 
@@ -112,10 +57,9 @@ pub fn confirm(case: &Case, threshold_bytes: u64, page_bytes: u64, runner: &dyn 
 mod case_tests {
     use super::*;
     use crate::{
-        answer::threshold::{PROBES_AROUND, ThresholdStatus},
-        base::NoProgress,
-        measure::Status,
+        answer::threshold::ThresholdStatus,
         suite::{CaseOutcome, CaseSettings, InProcess, SuiteFile},
+        trace::Trace,
     };
 
     /// Runs the cases of a GPU that is not there on the simulated one.
@@ -133,16 +77,8 @@ mod case_tests {
                     set = { rounds = 1, blocks = 128 }\n";
         let settings = CaseSettings { device: device.parse().unwrap(), limit: None, seed: None, timeout: None };
         let case = SuiteFile::parse("t", "t.toml", text).unwrap().cases(&settings).unwrap().remove(0);
-        let search = CaseSearch {
-            simulated: &"sim".parse().unwrap(),
-            runner: &Understudy,
-            cap: LimitEnforcer::Allocator,
-            around: PROBES_AROUND,
-            jobs: 1,
-            stop: &AtomicBool::new(false),
-            progress: &NoProgress,
-        };
-        search.answer(&case, &Trace::read(&*case.source).unwrap())
+        let trace = Trace::read(&*case.source).unwrap();
+        case_threshold(&case, &ThresholdQuestion::new(&trace, &case.strategy, &case.device), &Understudy)
     }
 
     #[test]
@@ -168,7 +104,6 @@ mod confirm_tests {
 
     use super::*;
     use crate::{
-        answer::threshold::{ThresholdQuestion, threshold},
         base::MIB,
         strategy::StrategySpec,
         suite::{CaseOutcome, CaseSettings, InProcess, SuiteFile},
@@ -182,6 +117,12 @@ mod confirm_tests {
         SuiteFile::parse("t", "t.toml", text).unwrap().cases(&settings).unwrap().remove(0)
     }
 
+    fn confirmed(case: &Case, bytes: u64, runner: &dyn CaseRunner) -> ThresholdRecord {
+        let mut record = ThresholdRecord::default();
+        confirm(&mut record, case, bytes, 2 * MIB, runner);
+        record
+    }
+
     #[test]
     fn a_device_that_decides_the_same_confirms() {
         let mut case = case();
@@ -190,11 +131,11 @@ mod confirm_tests {
         let found = threshold(&ThresholdQuestion::new(&trace, &strategy, &case.device)).unwrap();
         case.source = Arc::new(trace);
         let bytes = found.threshold_bytes.unwrap();
-        let confirmation = confirm(&case, bytes, 2 * MIB, &InProcess::default());
-        assert!(confirmation.holds(), "{confirmation:?}");
-        let off = confirm(&case, bytes + 8 * MIB, 2 * MIB, &InProcess::default());
-        assert!(!off.holds());
-        assert!(off.reason.unwrap().contains("oom foretold"));
+        let confirmation = confirmed(&case, bytes, &InProcess::default());
+        assert_eq!(confirmation.confirmed, Some(true), "{confirmation:?}");
+        let off = confirmed(&case, bytes + 8 * MIB, &InProcess::default());
+        assert_eq!(off.confirmed, Some(false));
+        assert!(off.reason.contains("oom expected"));
     }
 
     #[test]
@@ -207,9 +148,8 @@ mod confirm_tests {
                 outcome
             }
         }
-        let confirmation = confirm(&case(), 64 * MIB, 2 * MIB, &Broken);
-        assert!(!confirmation.holds());
-        let reason = confirmation.reason.unwrap();
-        assert!(reason.contains("completed foretold (cable pulled)") && reason.contains("; "), "{reason}");
+        let ThresholdRecord { confirmed, reason, .. } = confirmed(&case(), 64 * MIB, &Broken);
+        assert_eq!(confirmed, Some(false));
+        assert!(reason.contains("completed expected (cable pulled)") && reason.contains("; "), "{reason}");
     }
 }

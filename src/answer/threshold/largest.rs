@@ -90,12 +90,6 @@ impl<'a> LargestQuestion<'a> {
     }
 }
 
-/// A value that was tried.
-struct Trial {
-    value: u64,
-    probe: Probe,
-}
-
 /// Searches for the largest value that fits: away from the guess in doubling strides, up from one that fits and down from
 /// one that does not, then between the last two.
 ///
@@ -119,9 +113,8 @@ pub fn largest(question: &LargestQuestion<'_>) -> Result<LargestRecord, Threshol
     let overhead_bytes = overhead(&device)?;
     let page_bytes = device.open()?.props().page_bytes;
     let limit_bytes = question.memory_bytes.saturating_sub(overhead_bytes) / page_bytes * page_bytes;
-    let trial = |place: u64| -> Result<Trial, ThresholdError> {
-        let value = value_at(place);
-        let recipe = question.recipe.clone().with(question.parameter, &value.to_string());
+    let trial = |place: u64| -> Result<Probe, ThresholdError> {
+        let recipe = question.recipe.clone().with(question.parameter, &value_at(place).to_string());
         let workload = recipe.workload().map_err(Box::new)?;
         let options = ReplayOptions { repeat: question.repeat, stop: question.stop, ..ReplayOptions::default() };
         let replay = Replay::new(&workload)
@@ -129,8 +122,7 @@ pub fn largest(question: &LargestQuestion<'_>) -> Result<LargestRecord, Threshol
             .device(device.clone())
             .enforced_by(question.cap)
             .options(options);
-        let rehearsal = LimitTrials { replay, progress: question.progress };
-        Ok(Trial { value, probe: rehearsal.probe(limit_bytes)? })
+        LimitTrials { replay, progress: question.progress }.probe(limit_bytes)
     };
     let announce = |places: &[u64], before: usize| {
         let values = in_words(places, |place| value_at(place).to_string());
@@ -139,8 +131,7 @@ pub fn largest(question: &LargestQuestion<'_>) -> Result<LargestRecord, Threshol
             LimitTrials::parts(question.repeat).saturating_mul(places.len() as u64),
         );
     };
-    let mut search =
-        PlaceSearch::new(&trial, |trial: &Trial| trial.probe.fits, question.jobs, last_place).announced_by(&announce);
+    let mut search = PlaceSearch::new(&trial, question.jobs, last_place, &announce);
     let mut record = LargestRecord {
         schema: SCHEMA,
         workload: question.recipe.clone().workload().map_err(Box::new)?.name().to_owned(),
@@ -157,25 +148,25 @@ pub fn largest(question: &LargestQuestion<'_>) -> Result<LargestRecord, Threshol
     let guessed =
         question.guess.map_or(last_place, |guess| last_place - (guess.saturating_sub(first) / step).min(last_place));
     let found = approach(&mut search, guessed, last_place, question.around)?;
-    let tried = search.into_tried();
+    let tried = search.tried;
     record.status = if found.is_some() { ThresholdStatus::Found } else { ThresholdStatus::NeverFits };
     if found.is_none() {
         record.reason = format!("not even {} = {first} fits", question.parameter);
     }
     record.largest = found.map(value_at);
-    record.peak_reserved_bytes = found.and_then(|place| tried.get(&place)).map(|trial| trial.probe.peak_reserved_bytes);
-    let stability = Stability::of(tried.iter().map(|(&place, trial)| (place, trial.probe.fits)));
+    record.peak_reserved_bytes = found.and_then(|place| tried.get(&place)).map(|probe| probe.peak_reserved_bytes);
+    let stability = Stability::of(tried.iter().map(|(&place, probe)| (place, probe.fits)));
     record.stable = found.map(|_| stability.stable);
     record.highest_fit = stability.lowest_fit.map(value_at);
     record.first_failure_below = stability.first_failure_above.map(value_at);
     record.probes = tried.len() as u64;
-    record.tried = tried.into_values().rev().map(|trial| (trial.value, trial.probe.fits)).collect();
+    record.tried = tried.into_iter().rev().map(|(place, probe)| (value_at(place), probe.fits)).collect();
     Ok(record)
 }
 
 /// From a guess to the largest value that fits; `None` where not even the smallest does.
 fn approach(
-    search: &mut PlaceSearch<'_, Trial, ThresholdError>,
+    search: &mut PlaceSearch<'_>,
     guessed: u64,
     last_place: u64,
     around: u32,

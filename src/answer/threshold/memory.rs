@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, sync::atomic::AtomicBool};
 
-use super::{LimitTrials, PROBES_AROUND, Probe, REPEATS, Stability, ThresholdError, Uncapped};
+use super::{HeldPeak, LimitTrials, PROBES_AROUND, Probe, REPEATS, Stability, ThresholdError, driver_ns};
 use crate::{
     base::{Bytes, NoProgress, Progress, parallel_map},
     device::DeviceSpec,
@@ -137,17 +137,19 @@ pub fn threshold(question: &ThresholdQuestion<'_>) -> Result<Threshold, Threshol
     let rehearsal = LimitTrials { replay, progress: question.progress };
     let parts = LimitTrials::parts(question.repeat);
     question.progress.begin_stage(&format!("{}: the whole device", question.strategy), parts);
-    let Uncapped { oom, peak_held_bytes, peak_reserved_bytes, page_bytes, driver_ns } = rehearsal.uncapped()?;
+    let mut held = HeldPeak::default();
+    let uncapped = rehearsal.run(None, &mut held)?;
+    let page_bytes = question.device.open()?.props().page_bytes;
     let mut answer = Threshold {
         threshold_bytes: None,
         overhead_bytes: overhead(question.device)?,
         live_peak_bytes: live_peak(question.trace),
-        uncapped_held_bytes: peak_held_bytes,
-        uncapped_reserved_bytes: peak_reserved_bytes,
-        uncapped_driver_ns: driver_ns,
+        uncapped_held_bytes: held.bytes,
+        uncapped_reserved_bytes: uncapped.stats.peak.reserved,
+        uncapped_driver_ns: driver_ns(&uncapped.calls),
         page_bytes,
         probes: Vec::new(),
-        failure: oom,
+        failure: held.ooms.reports.into_iter().next(),
     };
     if answer.failure.is_some() {
         return Ok(answer);
@@ -160,21 +162,20 @@ pub fn threshold(question: &ThresholdQuestion<'_>) -> Result<Threshold, Threshol
             parts.saturating_mul(places.len() as u64),
         );
     };
-    let mut search =
-        PlaceSearch::new(&trial, |probe: &Probe| probe.fits, question.jobs, u64::MAX).announced_by(&announce);
+    let mut search = PlaceSearch::new(&trial, question.jobs, u64::MAX, &announce);
     // A strategy that takes nothing from the device cannot run out of it.
-    let found = if peak_held_bytes == 0 {
+    let found = if held.bytes == 0 {
         search.fits(0)?;
         0
     } else {
         let fails = answer.live_peak_bytes.div_ceil(page_bytes).saturating_sub(1);
-        let used = peak_held_bytes.div_ceil(page_bytes).max(fails + 1);
+        let used = held.bytes.div_ceil(page_bytes).max(fails + 1);
         // Some count a segment against the limit of which they then take a part only, and need a little more.
         let fits = if search.fits(used)? { used } else { search.climb(used)? };
         search.settle(fails, fits, question.around)?
     };
     answer.threshold_bytes = Some(found.saturating_mul(page_bytes));
-    answer.probes = search.into_tried().into_values().collect();
+    answer.probes = search.tried.into_values().collect();
     if found > 0 {
         question.progress.begin_stage(&format!("{}: what fails below", question.strategy), parts);
         answer.failure = rehearsal.explain((found - 1).saturating_mul(page_bytes))?;
@@ -211,63 +212,54 @@ const PARTS: u64 = 3;
 const MOST_RESTARTS: u32 = 16;
 
 /// What is tried, on how many threads, and what is known so far.
-pub(super) struct PlaceSearch<'a, T, E> {
-    trial: &'a (dyn Fn(u64) -> Result<T, E> + Sync),
-    fits: fn(&T) -> bool,
+pub(super) struct PlaceSearch<'a> {
+    trial: &'a (dyn Fn(u64) -> Result<Probe, ThresholdError> + Sync),
     jobs: usize,
     /// The easiest place there is.
     last: u64,
-    tried: BTreeMap<u64, T>,
+    /// Everything that was tried, hardest first.
+    pub(super) tried: BTreeMap<u64, Probe>,
     /// Called with the places of each round before they are tried, and with the number of earlier tries.
     announce: &'a dyn Fn(&[u64], usize),
 }
 
-impl<'a, T: Send, E: Send> PlaceSearch<'a, T, E> {
+impl<'a> PlaceSearch<'a> {
     pub(super) fn new(
-        trial: &'a (dyn Fn(u64) -> Result<T, E> + Sync),
-        fits: fn(&T) -> bool,
+        trial: &'a (dyn Fn(u64) -> Result<Probe, ThresholdError> + Sync),
         jobs: usize,
         last: u64,
+        announce: &'a dyn Fn(&[u64], usize),
     ) -> Self {
-        PlaceSearch { trial, fits, jobs, last, tried: BTreeMap::new(), announce: &|_, _| () }
-    }
-
-    /// Calls `announce` before each round.
-    pub(super) fn announced_by(self, announce: &'a dyn Fn(&[u64], usize)) -> Self {
-        PlaceSearch { announce, ..self }
-    }
-
-    /// Everything that was tried, hardest first.
-    pub(super) fn into_tried(self) -> BTreeMap<u64, T> {
-        self.tried
+        PlaceSearch { trial, jobs, last, tried: BTreeMap::new(), announce }
     }
 
     /// Whether the place fits.
-    pub(super) fn fits(&mut self, place: u64) -> Result<bool, E> {
+    pub(super) fn fits(&mut self, place: u64) -> Result<bool, ThresholdError> {
         self.try_all(&[place])?;
-        Ok(self.tried.get(&place).is_some_and(self.fits))
+        Ok(self.known_fit(place))
     }
 
     /// The place from which on every place tried fits, and with it its surroundings: `around` places, half of them on
     /// either side. `fails` is known to fail and `fits` was seen to fit; nothing below `fails` is tried.
-    pub(super) fn settle(&mut self, fails: u64, fits: u64, around: u32) -> Result<u64, E> {
-        let (mut low, mut high) = (fails, fits);
-        let mut found = self.narrow(low, high)?;
+    pub(super) fn settle(&mut self, fails: u64, fits: u64, around: u32) -> Result<u64, ThresholdError> {
+        let mut found = self.narrow(fails, fits)?;
         for _ in 0..MOST_RESTARTS {
             self.try_all(&surroundings(found, fails, fits, around))?;
-            let Some(above) = self.last_failure().filter(|&place| place > found) else { break };
+            let failed = |(&place, probe): (&u64, &Probe)| (!probe.fits).then_some(place);
+            let Some(above) = self.tried.range(found + 1..).rev().find_map(failed) else { break };
             // Beyond the easiest place there may be none that was tried: further up it must fit again.
-            (low, high) = (above, self.first_fit_above(above).unwrap_or(above));
-            if high == low {
-                high = self.climb(low)?;
-            }
-            found = self.narrow(low, high)?;
+            let next_fit = self.tried.range(above + 1..).next().map(|(&place, _)| place);
+            let high = match next_fit {
+                Some(place) => place,
+                None => self.climb(above)?,
+            };
+            found = self.narrow(above, high)?;
         }
         Ok(found)
     }
 
     /// The first place that fits, going up from one that fails in growing strides.
-    pub(super) fn climb(&mut self, fails: u64) -> Result<u64, E> {
+    pub(super) fn climb(&mut self, fails: u64) -> Result<u64, ThresholdError> {
         let mut stride = 1;
         loop {
             let place = fails.saturating_add(stride).min(self.last);
@@ -279,7 +271,7 @@ impl<'a, T: Send, E: Send> PlaceSearch<'a, T, E> {
     }
 
     /// Between a failure and a fit above it: the fit right above a failure.
-    fn narrow(&mut self, mut fails: u64, mut fits: u64) -> Result<u64, E> {
+    fn narrow(&mut self, mut fails: u64, mut fits: u64) -> Result<u64, ThresholdError> {
         while fits - fails > 1 {
             let span = fits - fails;
             let cut = |part: u64| fails + (u128::from(span) * u128::from(part) / u128::from(PARTS)) as u64;
@@ -293,19 +285,11 @@ impl<'a, T: Send, E: Send> PlaceSearch<'a, T, E> {
     }
 
     fn known_fit(&self, place: u64) -> bool {
-        self.tried.get(&place).is_some_and(self.fits)
-    }
-
-    fn last_failure(&self) -> Option<u64> {
-        self.tried.iter().rev().find(|(_, outcome)| !(self.fits)(outcome)).map(|(&place, _)| place)
-    }
-
-    fn first_fit_above(&self, place: u64) -> Option<u64> {
-        self.tried.range(place..).find(|(_, outcome)| (self.fits)(outcome)).map(|(&place, _)| place)
+        self.tried.get(&place).is_some_and(|probe| probe.fits)
     }
 
     /// Tries what has not been tried, side by side.
-    fn try_all(&mut self, places: &[u64]) -> Result<(), E> {
+    fn try_all(&mut self, places: &[u64]) -> Result<(), ThresholdError> {
         let mut new: Vec<u64> =
             places.iter().copied().filter(|place| *place <= self.last && !self.tried.contains_key(place)).collect();
         new.sort_unstable();
@@ -418,18 +402,22 @@ mod memory_tests {
 
 #[cfg(test)]
 mod search_tests {
-    use std::{collections::BTreeSet, convert::Infallible};
+    use std::collections::BTreeSet;
 
     use proptest::prelude::*;
 
     use super::*;
 
+    fn probe(fits: bool) -> Probe {
+        Probe { fits, ..Probe::default() }
+    }
+
     fn settle(is_fit: impl Fn(u64) -> bool + Sync, fails: u64, fits: u64) -> (u64, BTreeMap<u64, bool>) {
-        let trial = |place| Ok::<bool, Infallible>(is_fit(place));
-        let mut search = PlaceSearch::new(&trial, |fits| *fits, 2, u64::MAX);
-        let Ok(true) = search.fits(fits) else { panic!("{fits} must fit") };
-        let Ok(found) = search.settle(fails, fits, 16);
-        (found, search.into_tried())
+        let trial = |place| Ok(probe(is_fit(place)));
+        let mut search = PlaceSearch::new(&trial, 2, u64::MAX, &|_, _| ());
+        assert!(search.fits(fits).unwrap(), "{fits} must fit");
+        let found = search.settle(fails, fits, 16).unwrap();
+        (found, search.tried.into_iter().map(|(place, probe)| (place, probe.fits)).collect())
     }
 
     #[test]
@@ -463,10 +451,10 @@ mod search_tests {
             assert_eq!(announced.borrow().len(), before);
             announced.borrow_mut().extend_from_slice(places);
         };
-        let trial = |place| Ok::<bool, Infallible>(place >= 700);
-        let mut search = PlaceSearch::new(&trial, |fits| *fits, 2, u64::MAX).announced_by(&announce);
-        let Ok(found) = search.settle(0, 5000, 16);
-        let tried: Vec<u64> = search.into_tried().into_keys().collect();
+        let trial = |place| Ok(probe(place >= 700));
+        let mut search = PlaceSearch::new(&trial, 2, u64::MAX, &announce);
+        let found = search.settle(0, 5000, 16).unwrap();
+        let tried: Vec<u64> = search.tried.into_keys().collect();
         let mut announced = announced.into_inner();
         announced.sort_unstable();
         assert_eq!((found, announced), (700, tried));
@@ -474,9 +462,9 @@ mod search_tests {
 
     #[test]
     fn the_errors_of_a_trial_end_the_search() {
-        let trial = |place| if place == 5 { Err("five") } else { Ok(place > 3) };
-        let mut search = PlaceSearch::new(&trial, |fits| *fits, 2, u64::MAX);
-        assert_eq!(search.settle(0, 9, 16), Err("five"));
+        let trial = |place| if place == 5 { Err(ThresholdError::Interrupted) } else { Ok(probe(place > 3)) };
+        let mut search = PlaceSearch::new(&trial, 2, u64::MAX, &|_, _| ());
+        assert!(matches!(search.settle(0, 9, 16), Err(ThresholdError::Interrupted)));
     }
 
     proptest! {

@@ -2,8 +2,8 @@
 //!
 //! Both are searches over replays on a simulated device: [`threshold`] over caps on memory, [`largest`] over the values
 //! of a generator's parameter. A found value is only worth something if its surroundings agree with it, so both look
-//! around it and tell what contradicts. [`confirm`] repeats the two decisive runs where they count, on a real device;
-//! [`CaseSearch`] does all that for the cases of a suite.
+//! around it and tell what contradicts. [`case_threshold`] also repeats the two decisive runs on a real device, if the
+//! case has one.
 //!
 //! # What is counted
 //!
@@ -16,7 +16,7 @@ mod case;
 mod largest;
 mod memory;
 
-pub use case::{CaseSearch, Confirmation, confirm};
+pub use case::case_threshold;
 pub use largest::{LargestQuestion, largest};
 pub use memory::{Threshold, ThresholdQuestion, threshold};
 pub(in crate::answer) use memory::{live_peak, overhead};
@@ -80,7 +80,7 @@ pub enum ThresholdError {
 }
 
 /// A limit that was tried, and the result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Probe {
     /// The cap on what the strategy holds.
     pub limit_bytes: u64,
@@ -105,15 +105,6 @@ pub(in crate::answer) struct LimitTrials<'a> {
     pub(in crate::answer) replay: Replay<'a>,
     /// Reports how far a try is. The caller begins the stage, with [`parts`](LimitTrials::parts) for every try.
     pub(in crate::answer) progress: &'a dyn Progress,
-}
-
-/// What an uncapped try took.
-pub(super) struct Uncapped {
-    pub(super) oom: Option<OomReport>,
-    pub(super) peak_held_bytes: u64,
-    pub(super) peak_reserved_bytes: u64,
-    pub(super) page_bytes: u64,
-    pub(super) driver_ns: u64,
 }
 
 impl LimitTrials<'_> {
@@ -144,19 +135,6 @@ impl LimitTrials<'_> {
         Ok(ooms.reports.into_iter().next())
     }
 
-    /// What it takes with the whole device.
-    pub(super) fn uncapped(&self) -> Result<Uncapped, ThresholdError> {
-        let mut seen = HeldPeak::default();
-        let run = self.run(None, &mut seen)?;
-        Ok(Uncapped {
-            oom: seen.ooms.reports.into_iter().next(),
-            peak_held_bytes: seen.peak_held_bytes,
-            peak_reserved_bytes: run.stats.peak.reserved,
-            page_bytes: seen.page_bytes.max(1),
-            driver_ns: driver_ns(&run.calls),
-        })
-    }
-
     fn run<O: Observer>(&self, limit: Option<u64>, observer: &mut O) -> Result<ReplayRun, ThresholdError> {
         let rounds = self.replay.options.repeat.max(1);
         let source = ProgressSource::within(self.replay.source, self.progress, rounds.into());
@@ -178,11 +156,10 @@ fn driver_ns(calls: &CallLedger) -> u64 {
     (calls.total().time - calls.of(CallKind::Launch).time).0
 }
 
-/// Looks at what the device holds.
+/// Keeps the most that the device held, and the failed requests.
 #[derive(Default)]
 struct HeldPeak {
-    peak_held_bytes: u64,
-    page_bytes: u64,
+    bytes: u64,
     ooms: OomRecorder,
 }
 
@@ -190,8 +167,7 @@ impl EventSink for HeldPeak {}
 
 impl Observer for HeldPeak {
     fn served(&mut self, now: &ReplayMoment<'_>, _: &LiveBlock, _: Outcome) {
-        self.peak_held_bytes = self.peak_held_bytes.max(now.device.held_bytes());
-        self.page_bytes = now.device.props().page_bytes;
+        self.bytes = self.bytes.max(now.device.held_bytes());
     }
 
     fn out_of_memory(&mut self, now: &ReplayMoment<'_>, report: &FailedRequest) {
@@ -200,7 +176,7 @@ impl Observer for HeldPeak {
 }
 
 /// Whether everything that was tried agrees: nothing below the answer fits, nothing above it fails.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stability {
     /// Whether it does.
     pub stable: bool,
@@ -380,17 +356,6 @@ impl ThresholdRecord {
             self.oom_refused_by = Some(failure.refused_by);
             self.oom_obstacle = failure.kept_back.first().map(|most| most.obstacle);
             self.oom_obstacle_bytes = failure.kept_back.first().map(|most| most.bytes);
-        }
-    }
-
-    /// Adds what a real device said.
-    pub fn add(&mut self, confirmation: &Confirmation) {
-        self.real_device = Some(confirmation.device.clone());
-        self.real_above = Some(confirmation.above);
-        self.real_below = confirmation.below;
-        self.confirmed = Some(confirmation.holds());
-        if let Some(reason) = &confirmation.reason {
-            self.reason = on_one_line(reason);
         }
     }
 }
