@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// What blocks are grouped by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum GroupBy {
     /// Category and layer.

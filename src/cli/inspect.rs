@@ -2,7 +2,6 @@
 
 use std::{collections::BTreeMap, fmt::Write as _, time::Instant};
 
-use clap::ValueEnum;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -409,7 +408,7 @@ struct MomentOptions {
     summary: bool,
     /// Show which requests hold memory, grouped by this.
     #[arg(long, value_enum, value_name = "WHAT")]
-    by: Option<ByOption>,
+    by: Option<GroupBy>,
     /// How many lines of it.
     #[arg(long, value_name = "N", default_value_t = 10)]
     top: usize,
@@ -421,26 +420,6 @@ struct MomentOptions {
     strategy: Option<String>,
     #[command(flatten)]
     device: DeviceOptions,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum ByOption {
-    /// Category and layer.
-    Tag,
-    /// Call site.
-    Site,
-    /// Requested bytes.
-    Size,
-}
-
-impl From<ByOption> for GroupBy {
-    fn from(by: ByOption) -> GroupBy {
-        match by {
-            ByOption::Tag => GroupBy::Tag,
-            ByOption::Site => GroupBy::Site,
-            ByOption::Size => GroupBy::Size,
-        }
-    }
 }
 
 /// Memory at one moment.
@@ -469,9 +448,9 @@ impl MomentOptions {
                 at.event(&ProgressSource::stage(source, progress, "finding the moment", 1)).map_err(summary_failure)?
             }
         };
-        let operations_by = |by: ByOption| {
+        let operations_by = |by: GroupBy| {
             let source = ProgressSource::stage(source, progress, "grouping requests", 1);
-            Ok::<_, CommandError>((by.into(), requesters(&source, by.into(), until)?))
+            Ok::<_, CommandError>((by, requesters(&source, by, until)?))
         };
         Ok(MomentFacts {
             memory: memory.filter(|_| self.summary),

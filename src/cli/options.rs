@@ -66,29 +66,17 @@ pub struct WorkerOptions {
     /// Run cases in processes of their own, so that a crash or a lost GPU context affects one case
     /// only. `auto`: on real devices, with plugins and with a time-out.
     #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
-    pub isolate: Isolate,
+    pub isolate: Isolation,
     /// Stop cases that take longer than this, such as 5m; they count as failed [default for
     /// plugins: 10m].
     #[arg(long, value_name = "TIME")]
     pub case_timeout: Option<CaseTimeout>,
 }
 
-/// See [`Isolation`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Isolate {
-    /// Cases on a real device, with a plugin or with a time-out.
-    #[default]
-    Auto,
-    /// All cases.
-    Always,
-    /// No case.
-    Never,
-}
-
 impl WorkerOptions {
     /// Checks that the options can be combined. Call it before anything is written.
     pub fn check(&self) -> Result<(), CommandError> {
-        if self.isolate == Isolate::Never && self.case_timeout.is_some() {
+        if self.isolate == Isolation::Never && self.case_timeout.is_some() {
             let conflict = "--case-timeout needs a process per case: leave out --isolate never";
             return Err(CommandError::usage(anyhow!(conflict)));
         }
@@ -102,18 +90,13 @@ impl WorkerOptions {
         stop: Option<&'a AtomicBool>,
     ) -> Result<IsolatingRunner<'a>, CommandError> {
         self.check()?;
-        if self.isolate == Isolate::Never && cases.iter().any(|case| case.timeout.is_some()) {
+        if self.isolate == Isolation::Never && cases.iter().any(|case| case.timeout.is_some()) {
             output::complain("note: --isolate never: the time-outs of the suite do not apply");
         }
-        let isolation = match self.isolate {
-            Isolate::Auto => Isolation::Auto,
-            Isolate::Always => Isolation::Always,
-            Isolate::Never => Isolation::Never,
-        };
         // If the system does not know the path, the name is searched in PATH.
         let program = env::current_exe().unwrap_or_else(|_| env!("CARGO_PKG_NAME").into());
         let worker = WorkerProcess { program, arguments: vec![super::WORKER.into()], stop };
-        Ok(IsolatingRunner { isolation, here: InProcess { stop }, worker })
+        Ok(IsolatingRunner { isolation: self.isolate, here: InProcess { stop }, worker })
     }
 }
 

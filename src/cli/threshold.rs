@@ -6,7 +6,6 @@ use std::sync::{
 };
 
 use anyhow::anyhow;
-use clap::ValueEnum;
 
 use super::{
     exit::{self, CommandError, CommandResult, StopPolicy},
@@ -70,7 +69,7 @@ pub struct Args {
     device: String,
     /// What enforces the limit.
     #[arg(long, value_enum, default_value_t)]
-    cap: CapOption,
+    cap: LimitEnforcer,
     /// How many times the pattern must complete, back to back in one allocator.
     #[arg(long, value_name = "K", default_value_t = REPEATS, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
@@ -95,26 +94,6 @@ pub struct Args {
     format: Format,
 }
 
-/// See [`LimitEnforcer`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum CapOption {
-    /// The allocator, as with --limit: PyTorch's memory fraction. The device, if the allocator has
-    /// no limit.
-    #[default]
-    Allocator,
-    /// The driver, as on a card of that size.
-    Device,
-}
-
-impl From<CapOption> for LimitEnforcer {
-    fn from(cap: CapOption) -> LimitEnforcer {
-        match cap {
-            CapOption::Allocator => LimitEnforcer::Allocator,
-            CapOption::Device => LimitEnforcer::Device,
-        }
-    }
-}
-
 /// Both ways in which PyTorch reserves memory, and the one without a cache.
 const DEFAULT_STRATEGIES: [&str; 3] = ["direct", "caching", "caching:expandable_segments:True"];
 
@@ -137,7 +116,7 @@ fn device(args: &Args) -> Result<DeviceSpec, CommandError> {
             "--largest searches on a simulated device; leave out --device {spec}"
         )));
     }
-    if !spec.is_simulated() && args.cap == CapOption::Device {
+    if !spec.is_simulated() && args.cap == LimitEnforcer::Device {
         return Err(CommandError::usage(anyhow!(
             "on a real device the allocator enforces the limit; leave out --cap device"
         )));
@@ -227,7 +206,7 @@ fn details(
         let case = Case { origin: origin.clone(), timeout: args.workers.case_timeout, ..case };
         let runner = args.workers.runner(std::slice::from_ref(&case), Some(stop))?;
         let question = ThresholdQuestion {
-            cap: args.cap.into(),
+            cap: args.cap,
             around: args.probes,
             jobs,
             stop: Some(stop),
@@ -272,7 +251,7 @@ fn largest(
         for memory in &args.memory {
             let question = LargestQuestion {
                 step: args.step,
-                cap: args.cap.into(),
+                cap: args.cap,
                 repeat: args.repeat,
                 around: args.probes,
                 jobs: suite::all_cores(),

@@ -169,17 +169,17 @@ pub struct ReplayRun {
     pub calls: CallLedger,
 }
 
-oomph_base::named_enum! {
-    /// Who refuses requests beyond a memory limit.
-    #[derive(Default)]
-    pub enum LimitEnforcer {
-        /// The strategy itself, where it has a limit of its own, and otherwise the device: what `--limit` does. PyTorch's
-        /// allocator compares its memory fraction with the size of a segment before it asks the driver.
-        #[default]
-        Allocator = "allocator",
-        /// The driver alone, as on a card of that size: the strategy does not know the limit.
-        Device = "device",
-    }
+/// Who refuses requests beyond a memory limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum LimitEnforcer {
+    /// The allocator, as with --limit: PyTorch's memory fraction. The device, if the allocator has no limit.
+    ///
+    /// PyTorch's allocator compares its memory fraction with the size of a segment before it asks the driver.
+    #[default]
+    Allocator,
+    /// The driver, as on a card of that size: the allocator does not know the limit.
+    Device,
 }
 
 /// How to replay.

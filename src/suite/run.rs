@@ -141,16 +141,17 @@ fn run_on_device(case: &Case, runner: &dyn CaseRunner, device: &DeviceSpec) -> C
 }
 
 /// Which cases run in their own process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Isolation {
-    /// Cases on a real device, because some errors make it unusable for the process; cases with a
-    /// plugin, which may do anything; and cases with a time-out, because only a process can be
-    /// ended from outside.
+    /// Cases on a real device, with a plugin or with a time-out.
+    ///
+    /// Some errors make a real device unusable for the process, a plugin may do anything, and only
+    /// a process can be ended from outside.
     #[default]
     Auto,
     /// All cases.
     Always,
-    /// No case, not even with a time-out.
+    /// No case.
     Never,
 }
 
