@@ -3,11 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Levels;
-use crate::{
-    base::Nanos,
-    replay::ReplayMoment,
-    strategy::StrategyEvent,
-};
+use crate::{base::Nanos, replay::ReplayMoment, strategy::StrategyEvent};
 
 /// A stretch of a series that can be joined with the one that follows it.
 pub trait Join {
