@@ -14,7 +14,7 @@ use crate::{
     stress::{
         StressState, TotalsRow, VerdictRow,
         adversary::{AdversaryRow, BoundStanding},
-        misuse::MisuseRow,
+        misuse::{MisuseConsequence, MisuseRow},
     },
 };
 
@@ -111,7 +111,7 @@ impl RenderRow for MisuseRow {
             [strategy] => {
                 let mut table = TextTable::new(&["misuse", "by", "consequence", "detail"], medium);
                 for MisuseRow { misuse, door, consequence, detail, .. } in rows {
-                    table.row([misuse, door, consequence, detail]);
+                    table.row([misuse, &door.to_string(), shown(*consequence).1, detail]);
                 }
                 table.finish(&format!("Strategy {strategy}."), [])
             }
@@ -126,7 +126,7 @@ fn misuse_matrix(rows: &[MisuseRow], strategies: &[&str], medium: Medium) -> Str
     for misuse in distinct(rows.iter().map(|row| row.misuse.as_str())) {
         let letters = strategies.iter().map(|&strategy| {
             let own = rows.iter().filter(|row| row.misuse == misuse && row.strategy == strategy);
-            let mut letters: Vec<&str> = own.map(|row| letter(&row.consequence)).collect();
+            let mut letters: Vec<&str> = own.map(|row| shown(row.consequence).0).collect();
             letters.dedup();
             letters.join("/")
         });
@@ -134,17 +134,18 @@ fn misuse_matrix(rows: &[MisuseRow], strategies: &[&str], medium: Medium) -> Str
     }
     let damage = rows
         .iter()
-        .filter(|row| row.consequence == "corrupts")
+        .filter(|row| row.consequence == MisuseConsequence::Corrupts)
         .map(|row| format!("corrupts: {}: {} by {}: {}", row.strategy, row.misuse, row.door, row.detail));
     table.finish(MISUSE_LEGEND, damage)
 }
 
-fn letter(consequence: &str) -> &'static str {
+/// The letter and the word of a consequence.
+const fn shown(consequence: MisuseConsequence) -> (&'static str, &'static str) {
     match consequence {
-        "detected" => "d",
-        "harmless" => "h",
-        "corrupts" => "X",
-        _ => "-",
+        MisuseConsequence::Detected => ("d", "detected"),
+        MisuseConsequence::Harmless => ("h", "harmless"),
+        MisuseConsequence::Corrupts => ("X", "corrupts"),
+        MisuseConsequence::NotApplicable => ("-", "not applicable"),
     }
 }
 
@@ -307,7 +308,7 @@ mod tests {
     use super::*;
     use crate::{
         base::{GIB, MIB},
-        stress::{FailureEvidence, IntegrityCounts, MemoryLevels, StrategyTotals, StressSlice},
+        stress::{FailureEvidence, IntegrityCounts, MemoryLevels, StrategyTotals, StressSlice, misuse::AccessPath},
     };
 
     fn verdicts() -> Vec<VerdictRow> {
@@ -364,12 +365,12 @@ mod tests {
         assert_eq!((&value["schema"], &value["rows"][1]["verdict"]), (&1.into(), &"failed".into()));
     }
 
-    fn misuse(strategy: &str, door: &str, consequence: &str) -> MisuseRow {
+    fn misuse(strategy: &str, door: AccessPath, consequence: MisuseConsequence) -> MisuseRow {
         MisuseRow {
             strategy: strategy.to_owned(),
             misuse: "double-free".to_owned(),
-            door: door.to_owned(),
-            consequence: consequence.to_owned(),
+            door,
+            consequence,
             detail: "in its own words".to_owned(),
         }
     }
@@ -377,10 +378,10 @@ mod tests {
     #[test]
     fn several_misused_strategies_are_a_matrix() {
         let rows = [
-            misuse("good", "handle", "detected"),
-            misuse("good", "address", "detected"),
-            misuse("bad", "handle", "harmless"),
-            misuse("bad", "address", "corrupts"),
+            misuse("good", AccessPath::Handle, MisuseConsequence::Detected),
+            misuse("good", AccessPath::Address, MisuseConsequence::Detected),
+            misuse("bad", AccessPath::Handle, MisuseConsequence::Harmless),
+            misuse("bad", AccessPath::Address, MisuseConsequence::Corrupts),
         ];
         let text = rows.text(Medium::PIPE);
         let line = text.lines().find(|line| line.contains("double-free")).unwrap();
@@ -390,13 +391,16 @@ mod tests {
 
     #[test]
     fn one_misused_strategy_is_shown_in_full() {
-        let text = [misuse("good", "handle", "detected")].text(Medium::Markdown);
+        let text = [misuse("good", AccessPath::Handle, MisuseConsequence::Detected)].text(Medium::Markdown);
         assert!(text.contains("in its own words") && text.contains("Strategy good."), "{text}");
     }
 
     #[test]
     fn misuse_csv_and_json_have_every_row() {
-        let rows = [misuse("good", "handle", "detected"), misuse("bad", "address", "corrupts")];
+        let rows = [
+            misuse("good", AccessPath::Handle, MisuseConsequence::Detected),
+            misuse("bad", AccessPath::Address, MisuseConsequence::Corrupts),
+        ];
         let text = rows.csv().unwrap();
         let read: Vec<MisuseRow> =
             csv::Reader::from_reader(text.as_bytes()).into_deserialize().map(Result::unwrap).collect();

@@ -15,7 +15,10 @@ use std::{fmt, sync::LazyLock, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use self::session::{MisuseSession, ScenarioError};
+use self::{
+    scenarios::Scenario,
+    session::{MisuseSession, ScenarioError},
+};
 use super::{
     StressFailure, StressKind, StressTarget, StressVerdict, TargetError,
     checked_run::{RunAborted, TIME_LIMIT, run_within},
@@ -38,9 +41,11 @@ pub(super) const STRESS: StressKind = StressKind {
 };
 
 /// How a caller names a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum AccessPath {
     /// By its handle.
+    #[default]
     Handle,
     /// By its address alone, as callers of PyTorch's pluggable allocators do. This needs a table of
     /// live addresses ([`AddressedStrategy`](crate::strategy::wrap::AddressedStrategy)).
@@ -64,65 +69,29 @@ pub struct Misuse {
     pub summary: &'static str,
     /// The ways in which the block is named; only by handle if no block is named.
     pub access: &'static [AccessPath],
-    play: Scenario,
-}
-
-type Scenario = fn(&mut MisuseSession) -> Result<(), ScenarioError>;
-
-impl Misuse {
-    /// Misuse of a block that is named by its handle and by its address.
-    const fn by_handle_and_address(name: &'static str, summary: &'static str, play: Scenario) -> Misuse {
-        Misuse { name, summary, access: &[AccessPath::Handle, AccessPath::Address], play }
-    }
-
-    /// Misuse that names no block, or only by its handle.
-    const fn by_handle(name: &'static str, summary: &'static str, play: Scenario) -> Misuse {
-        Misuse { name, summary, access: &[AccessPath::Handle], play }
-    }
+    scenario: Scenario,
 }
 
 /// The result of a misuse.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MisuseConsequence {
-    /// It was refused with this message, without damage.
-    Detected(String),
+    /// It was refused, without damage.
+    #[serde(rename = "detected")]
+    Detected,
     /// It was accepted, without damage.
+    #[default]
+    #[serde(rename = "harmless")]
     Harmless,
     /// The strategy, or memory of another owner, was damaged.
-    Corrupts(String),
-    /// It cannot be tried, for this reason.
-    NotApplicable(String),
+    #[serde(rename = "corrupts")]
+    Corrupts,
+    /// It cannot be tried.
+    #[serde(rename = "not applicable")]
+    NotApplicable,
 }
 
-impl MisuseConsequence {
-    /// The name in tables and files.
-    #[must_use]
-    pub const fn name(&self) -> &'static str {
-        match self {
-            MisuseConsequence::Detected(_) => "detected",
-            MisuseConsequence::Harmless => "harmless",
-            MisuseConsequence::Corrupts(_) => "corrupts",
-            MisuseConsequence::NotApplicable(_) => "not applicable",
-        }
-    }
-
-    /// The message, or an empty text.
-    #[must_use]
-    pub fn detail(&self) -> &str {
-        match self {
-            MisuseConsequence::Detected(text)
-            | MisuseConsequence::Corrupts(text)
-            | MisuseConsequence::NotApplicable(text) => text,
-            MisuseConsequence::Harmless => "",
-        }
-    }
-
-    /// Whether a promise was broken.
-    #[must_use]
-    pub const fn is_damage(&self) -> bool {
-        matches!(self, MisuseConsequence::Corrupts(_))
-    }
-}
+/// A consequence, and the message or reason; empty if there is none.
+type JudgedMisuse = (MisuseConsequence, String);
 
 /// The result of one misuse as a row of a table or file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -130,10 +99,9 @@ impl MisuseConsequence {
 pub struct MisuseRow {
     pub strategy: String,
     pub misuse: String,
-    /// How the block was named: `handle` or `address`.
-    pub door: String,
-    /// `detected`, `harmless`, `corrupts` or `not applicable`.
-    pub consequence: String,
+    /// How the block was named.
+    pub door: AccessPath,
+    pub consequence: MisuseConsequence,
     pub detail: String,
 }
 
@@ -155,19 +123,19 @@ pub fn misuses(target: &StressTarget, misuses: &[&'static Misuse], stop: &dyn Fn
         if stop() {
             break;
         }
-        let consequence = match misuse(target, entry, access) {
-            Ok(consequence) => consequence,
+        let (consequence, detail) = match misuse(target, entry, access) {
+            Ok(judged) => judged,
             Err(error) => {
                 report.verdict.skipped = Some(error.to_string());
                 break;
             }
         };
         report.verdict.trials += 1;
-        if consequence.is_damage() {
+        if consequence == MisuseConsequence::Corrupts {
             report.verdict.failures.push(StressFailure {
                 found_by: KIND,
                 strategy: strategy.clone(),
-                detail: format!("{} by {access}: {}", entry.name, consequence.detail()),
+                detail: format!("{} by {access}: {detail}", entry.name),
                 trace: None,
                 conditions: vec![format!("--misuse {}", entry.name)],
             });
@@ -175,20 +143,16 @@ pub fn misuses(target: &StressTarget, misuses: &[&'static Misuse], stop: &dyn Fn
         report.rows.push(MisuseRow {
             strategy: strategy.clone(),
             misuse: entry.name.to_owned(),
-            door: access.to_string(),
-            consequence: consequence.name().to_owned(),
-            detail: consequence.detail().to_owned(),
+            door: access,
+            consequence,
+            detail,
         });
     }
     report
 }
 
 /// Misuses a fresh strategy of the target.
-pub fn misuse(
-    target: &StressTarget,
-    misuse: &'static Misuse,
-    access: AccessPath,
-) -> Result<MisuseConsequence, TargetError> {
+fn misuse(target: &StressTarget, misuse: &'static Misuse, access: AccessPath) -> Result<JudgedMisuse, TargetError> {
     let target = target.clone();
     judge(misuse, access, TIME_LIMIT, move || target.open())
 }
@@ -200,31 +164,31 @@ fn judge(
     access: AccessPath,
     limit: Duration,
     open: impl FnOnce() -> Result<OpenedTarget, TargetError> + Send + 'static,
-) -> Result<MisuseConsequence, TargetError> {
+) -> Result<JudgedMisuse, TargetError> {
     match run_within(limit, move || open().map(|opened| play(misuse, access, opened))) {
-        Ok(Err(missing @ TargetError::Missing(_))) => Ok(MisuseConsequence::NotApplicable(missing.to_string())),
-        Ok(consequence) => consequence,
-        Err(aborted @ RunAborted::NotStarted(_)) => Ok(MisuseConsequence::NotApplicable(aborted.to_string())),
-        Err(aborted) => Ok(MisuseConsequence::Corrupts(aborted.to_string())),
+        Ok(Err(missing @ TargetError::Missing(_))) => Ok((MisuseConsequence::NotApplicable, missing.to_string())),
+        Ok(judged) => judged,
+        Err(aborted @ RunAborted::NotStarted(_)) => Ok((MisuseConsequence::NotApplicable, aborted.to_string())),
+        Err(aborted) => Ok((MisuseConsequence::Corrupts, aborted.to_string())),
     }
 }
 
-fn play(misuse: &Misuse, access: AccessPath, (strategy, device): OpenedTarget) -> MisuseConsequence {
+fn play(misuse: &Misuse, access: AccessPath, (strategy, device): OpenedTarget) -> JudgedMisuse {
     let mut session = match MisuseSession::new(strategy, device, access) {
         Ok(session) => session,
-        Err(error) => return MisuseConsequence::NotApplicable(error.to_string()),
+        Err(error) => return (MisuseConsequence::NotApplicable, error.to_string()),
     };
-    let played = (misuse.play)(&mut session);
+    let played = misuse.scenario.play(&mut session);
     session.collect_violations();
     check_afterwards(&mut session);
     match (session.findings.split_first(), played) {
-        (None, Err(ScenarioError::NotApplicable(reason))) => MisuseConsequence::NotApplicable(reason.to_owned()),
-        (None, Err(error)) => MisuseConsequence::Corrupts(format!("a valid call was refused: {error}")),
-        (Some((first, [])), _) => MisuseConsequence::Corrupts(first.clone()),
-        (Some((first, more)), _) => MisuseConsequence::Corrupts(format!("{first} (and {} more)", more.len())),
+        (None, Err(ScenarioError::NotApplicable(reason))) => (MisuseConsequence::NotApplicable, reason.to_owned()),
+        (None, Err(error)) => (MisuseConsequence::Corrupts, format!("a valid call was refused: {error}")),
+        (Some((first, [])), _) => (MisuseConsequence::Corrupts, first.clone()),
+        (Some((first, more)), _) => (MisuseConsequence::Corrupts, format!("{first} (and {} more)", more.len())),
         (None, Ok(())) => match session.refusals.into_iter().next() {
-            Some(message) => MisuseConsequence::Detected(message),
-            None => MisuseConsequence::Harmless,
+            Some(message) => (MisuseConsequence::Detected, message),
+            None => (MisuseConsequence::Harmless, String::new()),
         },
     }
 }
@@ -319,9 +283,9 @@ mod tests {
         for spec in STRATEGIES.iter().flat_map(|entry| entry.specs()) {
             let target = target(&spec.to_string());
             for (entry, access) in all() {
-                let consequence = misuse(&target, entry, access).unwrap();
-                if consequence.is_damage() {
-                    damage.push(format!("{spec}: {} by {access}: {}", entry.name, consequence.detail()));
+                let (consequence, detail) = misuse(&target, entry, access).unwrap();
+                if consequence == MisuseConsequence::Corrupts {
+                    damage.push(format!("{spec}: {} by {access}: {detail}", entry.name));
                 }
             }
         }
@@ -332,7 +296,7 @@ mod tests {
     fn damage_is_detected() {
         let consequence = |strategy: &str, name: &str| {
             let entry = MISUSES.iter().find(|entry| entry.name == name).unwrap();
-            misuse(&target(strategy), entry, AccessPath::Handle).unwrap()
+            misuse(&target(strategy), entry, AccessPath::Handle).unwrap().0
         };
         for (strategy, name) in [
             ("flawed:TrustsHandles", "double-free-reused"),
@@ -341,13 +305,12 @@ mod tests {
             ("flawed:Panics", "more-than-device"),
             ("flawed:LeakOnClose", "double-free"),
         ] {
-            let consequence = consequence(strategy, name);
-            assert!(consequence.is_damage(), "{strategy}: {name}: {consequence:?}");
+            assert_eq!(consequence(strategy, name), MisuseConsequence::Corrupts, "{strategy}: {name}");
         }
         assert_eq!(consequence("flawed:ServesNothing", "zero-bytes"), MisuseConsequence::Harmless);
         assert_eq!(consequence("flawed:None", "wrong-size"), MisuseConsequence::Harmless);
-        assert!(matches!(consequence("flawed:None", "double-free"), MisuseConsequence::Detected(_)));
-        assert!(matches!(consequence("flawed:None", "double-free-waiting"), MisuseConsequence::NotApplicable(_)));
+        assert_eq!(consequence("flawed:None", "double-free"), MisuseConsequence::Detected);
+        assert_eq!(consequence("flawed:None", "double-free-waiting"), MisuseConsequence::NotApplicable);
     }
 
     #[test]
@@ -365,8 +328,9 @@ mod tests {
             std::thread::sleep(Duration::from_secs(2));
             target("direct").open()
         };
-        let consequence = judge(&MISUSES[0], AccessPath::Handle, Duration::from_millis(30), slow).unwrap();
-        assert!(consequence.is_damage() && consequence.detail().contains("did not return"), "{consequence:?}");
+        let (consequence, detail) = judge(&MISUSES[0], AccessPath::Handle, Duration::from_millis(30), slow).unwrap();
+        assert_eq!(consequence, MisuseConsequence::Corrupts);
+        assert!(detail.contains("did not return"), "{detail}");
     }
 
     #[test]

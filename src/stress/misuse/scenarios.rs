@@ -1,7 +1,12 @@
-//! All scenarios of misuse. A new one is a function here and an entry in [`MISUSES`].
+//! All scenarios of misuse. A new one is an entry in [`MISUSES`], with a function if its steps are
+//! not among [`MisuseStep`].
 
+use self::{
+    MisuseStep::{Close, Forget, Free, Reuse, Trim, WrongFree, WrongUse},
+    Scenario::{Function, Requests, Steps},
+};
 use super::{
-    Misuse,
+    AccessPath, Misuse,
     session::{MisuseSession, NO_STREAM, ScenarioError},
 };
 use crate::{
@@ -11,72 +16,86 @@ use crate::{
 
 /// Every misuse, in the order of tables.
 pub static MISUSES: &[Misuse] = &[
-    Misuse::by_handle_and_address("double-free", "a block is freed twice", double_free),
-    Misuse::by_handle_and_address(
+    of_block("double-free", "a block is freed twice", Steps(&[Free, WrongFree(HOME)])),
+    of_block(
         "double-free-reused",
         "a block is freed again after its memory was reused",
-        double_free_reused,
+        Steps(&[Free, Reuse, WrongFree(HOME)]),
     ),
-    Misuse::by_handle_and_address(
+    of_block(
         "double-free-waiting",
         "a block is freed again while its first free waits for a stream",
-        double_free_waiting,
+        Function(double_free_waiting),
     ),
-    Misuse::by_handle_and_address("foreign-pointer", "memory of another owner is freed and used", foreign_pointer),
-    Misuse::by_handle_and_address("interior-pointer", "an address inside a block is freed and used", interior_pointer),
-    Misuse::by_handle_and_address("null-pointer", "the null address is freed and used", null_pointer),
-    Misuse::by_handle("forged-handle", "handles with a wrong slot, generation or address", forged_handle),
-    Misuse::by_handle("wrong-size", "a block is freed with a wrong size", wrong_size),
-    Misuse::by_handle_and_address("use-after-free", "a freed block is used on a stream", use_after_free),
-    Misuse::by_handle_and_address(
+    of_block("foreign-pointer", "memory of another owner is freed and used", Function(foreign_pointer)),
+    of_block("interior-pointer", "an address inside a block is freed and used", Function(interior_pointer)),
+    of_block("null-pointer", "the null address is freed and used", Function(null_pointer)),
+    of_call("forged-handle", "handles with a wrong slot, generation or address", Function(forged_handle)),
+    of_call("wrong-size", "a block is freed with a wrong size", Function(wrong_size)),
+    of_block("use-after-free", "a freed block is used on a stream", Steps(&[Free, WrongUse(ELSEWHERE)])),
+    of_block(
         "use-after-reuse",
         "a freed block is used after its memory was reused",
-        use_after_reuse,
+        Steps(&[Free, Reuse, WrongUse(ELSEWHERE)]),
     ),
-    Misuse::by_handle_and_address(
+    of_block(
         "free-after-trim",
         "a block is freed again after its memory was returned to the device",
-        free_after_trim,
+        Steps(&[Free, Trim, WrongFree(HOME)]),
     ),
-    Misuse::by_handle_and_address(
+    of_block(
         "use-after-trim",
         "a block is used after its memory was returned to the device",
-        use_after_trim,
+        Steps(&[Free, Trim, WrongUse(ELSEWHERE)]),
     ),
-    Misuse::by_handle_and_address("free-after-close", "a block outlives its strategy and is freed", free_after_close),
-    Misuse::by_handle_and_address("use-after-close", "a block outlives its strategy and is used", use_after_close),
-    Misuse::by_handle_and_address(
+    of_block("free-after-close", "a block outlives its strategy and is freed", Steps(&[Close, WrongFree(HOME)])),
+    of_block("use-after-close", "a block outlives its strategy and is used", Steps(&[Close, WrongUse(ELSEWHERE)])),
+    of_block(
         "free-on-other-stream",
         "a free is ordered on a stream other than the block's",
-        free_on_other_stream,
+        Function(free_on_other_stream),
     ),
-    Misuse::by_handle_and_address(
+    of_block(
         "free-on-unknown-stream",
         "a free is ordered on a stream that does not exist",
-        free_on_unknown_stream,
+        Steps(&[WrongFree(NO_STREAM)]),
     ),
-    Misuse::by_handle_and_address(
+    of_block(
         "use-on-unknown-stream",
         "a block is used on a stream that does not exist, and freed",
-        use_on_unknown_stream,
+        Steps(&[WrongUse(NO_STREAM), WrongFree(HOME), Forget]),
     ),
-    Misuse::by_handle(
+    of_call(
         "request-on-unknown-stream",
         "memory is requested on a stream that does not exist, and freed there",
-        request_on_unknown_stream,
+        Function(request_on_unknown_stream),
     ),
-    Misuse::by_handle_and_address(
+    of_block(
         "free-from-other-thread",
         "a thread frees a block that another allocated",
-        free_from_other_thread,
+        Function(free_from_other_thread),
     ),
-    Misuse::by_handle("zero-bytes", "0 bytes are requested", zero_bytes),
-    Misuse::by_handle("more-than-device", "more is requested than the device has", more_than_device),
-    Misuse::by_handle("half-of-all-addresses", "about 2^63 bytes are requested", half_of_all_addresses),
-    Misuse::by_handle("size-overflow", "sizes are requested that overflow when rounded up", size_overflow),
-    Misuse::by_handle("unknown-pool", "private pools are ended and released without having begun", unknown_pool),
-    Misuse::by_handle("nonsense-settings", "invalid settings and memory fractions", nonsense_settings),
+    of_call("zero-bytes", "0 bytes are requested", Requests(&[0])),
+    of_call("more-than-device", "more is requested than the device has", Function(more_than_device)),
+    of_call(
+        "half-of-all-addresses",
+        "about 2^63 bytes are requested",
+        Requests(&[HALF - 2 * MIB, HALF - 1, HALF, HALF + 1, HALF + 2 * MIB]),
+    ),
+    of_call("size-overflow", "sizes are requested that overflow when rounded up", Function(size_overflow)),
+    of_call("unknown-pool", "private pools are ended and released without having begun", Function(unknown_pool)),
+    of_call("nonsense-settings", "invalid settings and memory fractions", Function(nonsense_settings)),
 ];
+
+/// Misuse of a block that is named by its handle and by its address.
+const fn of_block(name: &'static str, summary: &'static str, scenario: Scenario) -> Misuse {
+    Misuse { name, summary, access: &[AccessPath::Handle, AccessPath::Address], scenario }
+}
+
+/// Misuse that names no block, or only by its handle.
+const fn of_call(name: &'static str, summary: &'static str, scenario: Scenario) -> Misuse {
+    Misuse { name, summary, access: &[AccessPath::Handle], scenario }
+}
 
 const HOME: StreamId = StreamId::DEFAULT;
 const ELSEWHERE: StreamId = StreamId(1);
@@ -84,17 +103,88 @@ const ELSEWHERE: StreamId = StreamId(1);
 const SMALL: u64 = 4 * KIB;
 /// Longer than all driver calls of a scenario.
 const LONG: Nanos = Nanos(20_000_000);
+/// Half of all addresses.
+const HALF: u64 = 1 << 63;
 
-fn double_free(session: &mut MisuseSession) -> Result<(), ScenarioError> {
-    let [_, block, _] = three(session)?;
-    session.free(block)?;
-    session.wrongly_free(block, Caller::default());
-    Ok(())
+/// What is done to a strategy.
+pub(super) enum Scenario {
+    /// Steps with the middle one of three neighbouring blocks, so that they can damage others.
+    Steps(&'static [MisuseStep]),
+    /// Requests of these sizes, on an empty strategy and with memory reserved and partly free.
+    Requests(&'static [u64]),
+    /// Anything else.
+    Function(fn(&mut MisuseSession) -> Result<(), ScenarioError>),
 }
 
-fn double_free_reused(session: &mut MisuseSession) -> Result<(), ScenarioError> {
-    let (stale, _) = reused(session)?;
-    session.wrongly_free(stale, Caller::default());
+/// One step with a block.
+pub(super) enum MisuseStep {
+    /// It is freed.
+    Free,
+    /// Another block is requested, which most strategies put in the same place.
+    Reuse,
+    /// Its neighbours are freed, and its memory is returned to the device.
+    Trim,
+    /// The strategy is closed.
+    Close,
+    /// An invalid free on this stream.
+    WrongFree(StreamId),
+    /// An invalid use on this stream.
+    WrongUse(StreamId),
+    /// It stays live until the strategy is closed: an invalid use may be accepted and only the free
+    /// fail.
+    Forget,
+}
+
+impl Scenario {
+    pub(super) fn play(&self, session: &mut MisuseSession) -> Result<(), ScenarioError> {
+        match self {
+            Steps(steps) => {
+                let blocks = three(session)?;
+                steps.iter().try_for_each(|step| step.take(session, blocks))
+            }
+            Requests(sizes) => requests(session, sizes),
+            Function(play) => play(session),
+        }
+    }
+}
+
+impl MisuseStep {
+    fn take(&self, session: &mut MisuseSession, [before, block, behind]: [Block; 3]) -> Result<(), ScenarioError> {
+        match *self {
+            Free => session.free(block).map(|_| ()),
+            Reuse => reuse(session, block),
+            Trim => {
+                session.free(before)?;
+                session.free(behind)?;
+                session.trim()
+            }
+            Close => session.close(),
+            WrongFree(stream) => {
+                session.wrongly_free(block, Caller { stream, thread: ThreadId(0) });
+                Ok(())
+            }
+            WrongUse(stream) => {
+                session.wrongly_use(&block, stream);
+                Ok(())
+            }
+            Forget => {
+                session.forget(&block);
+                Ok(())
+            }
+        }
+    }
+}
+
+fn reuse(session: &mut MisuseSession, stale: Block) -> Result<(), ScenarioError> {
+    let fresh = session.alloc(SMALL, HOME)?;
+    if session.knows_only_addresses() && stale.address == fresh.address {
+        return Err(ScenarioError::NotApplicable(
+            "the address is that of the next block, so the misuse cannot be detected",
+        ));
+    }
+    if stale == fresh {
+        session.findings.push("a block has the same handle as the one before it".to_owned());
+    }
     Ok(())
 }
 
@@ -169,95 +259,11 @@ fn wrong_size(session: &mut MisuseSession) -> Result<(), ScenarioError> {
     Ok(())
 }
 
-fn use_after_free(session: &mut MisuseSession) -> Result<(), ScenarioError> {
-    let [_, block, _] = three(session)?;
-    session.free(block)?;
-    session.wrongly_use(&block, ELSEWHERE);
-    Ok(())
-}
-
-fn use_after_reuse(session: &mut MisuseSession) -> Result<(), ScenarioError> {
-    let (stale, _) = reused(session)?;
-    session.wrongly_use(&stale, ELSEWHERE);
-    Ok(())
-}
-
-fn free_after_trim(session: &mut MisuseSession) -> Result<(), ScenarioError> {
-    let block = trimmed(session)?;
-    session.wrongly_free(block, Caller::default());
-    Ok(())
-}
-
-fn use_after_trim(session: &mut MisuseSession) -> Result<(), ScenarioError> {
-    let block = trimmed(session)?;
-    session.wrongly_use(&block, ELSEWHERE);
-    Ok(())
-}
-
-fn free_after_close(session: &mut MisuseSession) -> Result<(), ScenarioError> {
-    let [_, block, _] = three(session)?;
-    session.close()?;
-    session.wrongly_free(block, Caller::default());
-    Ok(())
-}
-
-fn use_after_close(session: &mut MisuseSession) -> Result<(), ScenarioError> {
-    let [_, block, _] = three(session)?;
-    session.close()?;
-    session.wrongly_use(&block, ELSEWHERE);
-    Ok(())
-}
-
-/// Three neighbouring blocks, so that misuse of the one in the middle can damage others.
-fn three(session: &mut MisuseSession) -> Result<[Block; 3], ScenarioError> {
-    Ok([session.alloc(SMALL, HOME)?, session.alloc(SMALL, HOME)?, session.alloc(SMALL, HOME)?])
-}
-
-/// A stale handle, and the next block, which most strategies put in the same place.
-fn reused(session: &mut MisuseSession) -> Result<(Block, Block), ScenarioError> {
-    let [_, stale, _] = three(session)?;
-    session.free(stale)?;
-    let fresh = session.alloc(SMALL, HOME)?;
-    if session.knows_only_addresses() && stale.address == fresh.address {
-        return Err(ScenarioError::NotApplicable(
-            "the address is that of the next block, so the misuse cannot be detected",
-        ));
-    }
-    if stale == fresh {
-        session.findings.push("a block has the same handle as the one before it".to_owned());
-    }
-    Ok((stale, fresh))
-}
-
-/// A freed block whose memory was returned to the device.
-fn trimmed(session: &mut MisuseSession) -> Result<Block, ScenarioError> {
-    let block = session.alloc(SMALL, HOME)?;
-    session.free(block)?;
-    session.trim()?;
-    Ok(block)
-}
-
 fn free_on_other_stream(session: &mut MisuseSession) -> Result<(), ScenarioError> {
     let [_, block, _] = three(session)?;
     session.wrongly_free(block, Caller { stream: ELSEWHERE, thread: ThreadId(0) });
     let block = session.alloc(SMALL, ELSEWHERE)?;
     session.wrongly_free(block, Caller::default());
-    Ok(())
-}
-
-fn free_on_unknown_stream(session: &mut MisuseSession) -> Result<(), ScenarioError> {
-    let [_, block, _] = three(session)?;
-    session.wrongly_free(block, Caller { stream: NO_STREAM, thread: ThreadId(0) });
-    Ok(())
-}
-
-/// The use may be accepted and only the free fail. The block then stays live until the strategy is
-/// closed.
-fn use_on_unknown_stream(session: &mut MisuseSession) -> Result<(), ScenarioError> {
-    let [_, block, _] = three(session)?;
-    session.wrongly_use(&block, NO_STREAM);
-    session.wrongly_free(block, Caller::default());
-    session.live.retain(|(live, _)| *live != block);
     Ok(())
 }
 
@@ -282,28 +288,9 @@ fn free_from_other_thread(session: &mut MisuseSession) -> Result<(), ScenarioErr
     Ok(())
 }
 
-fn zero_bytes(session: &mut MisuseSession) -> Result<(), ScenarioError> {
-    session.wrongly_request(0, StreamId::DEFAULT);
-    three(session)?;
-    session.wrongly_request(0, StreamId::DEFAULT);
-    Ok(())
-}
-
 fn more_than_device(session: &mut MisuseSession) -> Result<(), ScenarioError> {
     let total = session.device.props().total_bytes;
     requests(session, &[total + 1, total + 2 * MIB, 3 * total, 1 << 48, 1 << 60])
-}
-
-fn half_of_all_addresses(session: &mut MisuseSession) -> Result<(), ScenarioError> {
-    const HALF: u64 = 1 << 63;
-    requests(session, &[HALF - 2 * MIB, HALF - 1, HALF, HALF + 1, HALF + 2 * MIB])
-}
-
-/// Rounding up to 256, 512, a page or the next power of two overflows to a small size, and so does
-/// the sum of reserved and requested bytes.
-fn size_overflow(session: &mut MisuseSession) -> Result<(), ScenarioError> {
-    let edges = [0, 1, 254, 255, 256, 511, 512, MIB, 2 * MIB - 1, 2 * MIB, 20 * MIB - 1, 32 * MIB, 1 << 30];
-    requests(session, &edges.map(|below| u64::MAX - below))
 }
 
 fn unknown_pool(session: &mut MisuseSession) -> Result<(), ScenarioError> {
@@ -339,4 +326,16 @@ fn requests(session: &mut MisuseSession, sizes: &[u64]) -> Result<(), ScenarioEr
         session.free(block)?;
     }
     Ok(())
+}
+
+/// Three neighbouring blocks, so that misuse of the one in the middle can damage others.
+fn three(session: &mut MisuseSession) -> Result<[Block; 3], ScenarioError> {
+    Ok([session.alloc(SMALL, HOME)?, session.alloc(SMALL, HOME)?, session.alloc(SMALL, HOME)?])
+}
+
+/// Rounding up to 256, 512, a page or the next power of two overflows to a small size, and so does
+/// the sum of reserved and requested bytes.
+fn size_overflow(session: &mut MisuseSession) -> Result<(), ScenarioError> {
+    let edges = [0, 1, 254, 255, 256, 511, 512, MIB, 2 * MIB - 1, 2 * MIB, 20 * MIB - 1, 32 * MIB, 1 << 30];
+    requests(session, &edges.map(|below| u64::MAX - below))
 }

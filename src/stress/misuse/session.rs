@@ -221,7 +221,8 @@ impl MisuseSession {
         self.live.iter().find(|(live, _)| is_same(live, block)).map_or(StreamId::DEFAULT, |&(_, stream)| stream)
     }
 
-    fn forget(&mut self, block: &Block) {
+    /// Removes a block from the live ones.
+    pub(super) fn forget(&mut self, block: &Block) {
         self.live.retain(|(live, _)| !is_same(live, block));
     }
 }
