@@ -84,7 +84,7 @@ pub fn run_suite(args: &shared::Args, suite: &SuiteFile) -> CommandResult {
         )));
     }
     let ids: Vec<String> = claims.iter().map(|claim| claim.id.to_owned()).collect();
-    let share = RunShare::new(args, &ids)?;
+    let share = RunShare::new(args, &ids);
     if args.list {
         output::say(&share.of(ids).join("\n"))?;
         return Ok(exit::OK);

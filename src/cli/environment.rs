@@ -26,20 +26,14 @@ pub fn new_run_folder(suites: &[String], part: Option<&str>) -> PathBuf {
         .chain(part.map(str::to_owned))
         .collect();
     let name = format!("{}-{}", stamp.trim_end_matches('Z'), names.join("-"));
-    vacant(&PathBuf::from("results/local").join(name))
+    unused_path(Path::new("results/local"), &name, "")
 }
 
-/// The path, or the first numbered variant of it that does not exist.
-fn vacant(path: &Path) -> PathBuf {
-    let numbered = |number: u32| {
-        let mut name = path.as_os_str().to_owned();
-        name.push(format!("-{number}"));
-        PathBuf::from(name)
-    };
-    std::iter::once(path.to_owned())
-        .chain((2..).map(numbered))
-        .find(|path| !path.exists())
-        .unwrap_or_else(|| path.to_owned())
+/// The first of `name`, `name-2`, `name-3` ... with this ending that does not exist in the folder.
+pub fn unused_path(folder: &Path, name: &str, ending: &str) -> PathBuf {
+    let first = folder.join(format!("{name}{ending}"));
+    let mut numbered = (2_u32..).map(|number| folder.join(format!("{name}-{number}{ending}")));
+    if first.exists() { numbered.find(|path| !path.exists()).unwrap_or(first) } else { first }
 }
 
 /// The words after the program's name. Names that are not UTF-8 are shown with replacements.
@@ -167,11 +161,12 @@ mod tests {
     fn second_run_in_one_second_gets_its_own_folder() {
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path().join("12-quick");
-        assert_eq!(vacant(&run), run);
+        let vacant = || unused_path(folder.path(), "12-quick", "");
+        assert_eq!(vacant(), run);
         fs::create_dir(&run).unwrap();
-        assert_eq!(vacant(&run), folder.path().join("12-quick-2"));
+        assert_eq!(vacant(), folder.path().join("12-quick-2"));
         fs::create_dir(folder.path().join("12-quick-2")).unwrap();
-        assert_eq!(vacant(&run), folder.path().join("12-quick-3"));
+        assert_eq!(vacant(), folder.path().join("12-quick-3"));
     }
 
     #[test]

@@ -125,7 +125,7 @@ pub fn run_suite(args: &shared::Args, suite: &SuiteFile) -> CommandResult {
             suite.name
         )));
     }
-    let share = RunShare::new(args, &ids)?;
+    let share = RunShare::new(args, &ids);
     let ids = share.of(ids);
     if args.list {
         output::say(&ids.join("\n"))?;

@@ -16,7 +16,7 @@ use super::{
     exit::{self, CommandError, CommandResult},
     output,
 };
-use crate::suite::worker::{CaseOrder, STOP};
+use crate::suite::worker::{STOP, carry_out};
 
 /// How long an orderly exit may take. A driver or a plugin that hangs also hangs at the exit.
 const EXIT_TIME: Duration = Duration::from_secs(2);
@@ -27,11 +27,10 @@ pub fn run() -> CommandResult {
     ctrlc::set_handler(|| {})?;
     let mut line = String::new();
     io::stdin().lock().read_line(&mut line)?;
-    let order = CaseOrder::read(&line).map_err(CommandError::usage)?;
     let stop = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&stop);
     thread::spawn(move || listen(&seen));
-    output::say(&order.carry_out(&stop)?)?;
+    output::say(&carry_out(&line, &stop).map_err(CommandError::usage)?)?;
     Ok(exit::OK)
 }
 

@@ -126,7 +126,8 @@ fn header<T: Serialize + Default>() -> Result<String, ReportError> {
     Ok(text)
 }
 
-fn lines(rows: impl IntoIterator<Item = impl Serialize>, has_headers: bool) -> Result<String, ReportError> {
+/// Rows, and their header if wanted and if each row is one struct.
+pub(super) fn lines(rows: impl IntoIterator<Item = impl Serialize>, has_headers: bool) -> Result<String, ReportError> {
     let mut writer = csv::WriterBuilder::new().has_headers(has_headers).from_writer(Vec::new());
     for row in rows {
         writer.serialize(row)?;

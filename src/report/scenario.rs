@@ -1,6 +1,8 @@
 //! Cases that may be compared: same workload, device and limit, different strategies. Writes
 //! `comparison.csv`.
 
+use serde::Serialize;
+
 use super::{ReportError, render::distinct, rows};
 use crate::{
     base::Bytes,
@@ -9,7 +11,7 @@ use crate::{
 
 /// Everything that must be equal before two strategies may be compared. Simulated and real devices
 /// have different names, so times of different clocks are never compared.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct CaseScenario<'a> {
     pub(super) suite: &'a str,
     pub(super) workload: &'a str,
@@ -123,29 +125,23 @@ const METRICS: &[Metric] = &[
 /// ran out of memory: figures of half a run cannot be compared.
 pub(super) fn comparison_csv(records: &[CaseRecord], base: &str) -> Result<String, ReportError> {
     let strategies = strategies(records);
-    let mut writer = csv::Writer::from_writer(Vec::new());
+    let mut writer = csv::WriterBuilder::new().has_headers(false).from_writer(Vec::new());
     let identity = ["suite", "workload", "device", "limit_bytes", "seed", "repeat", "metric", "base"];
-    writer.write_record(
-        identity
-            .iter()
-            .map(|&name| name.to_owned())
-            .chain(strategies.iter().map(|&name| name.to_owned()))
-            .chain(strategies.iter().map(|name| format!("ratio_{name}"))),
-    )?;
+    let ratios: Vec<String> = strategies.iter().map(|name| format!("ratio_{name}")).collect();
+    writer.serialize((identity, &strategies, ratios))?;
     for group in groups(records) {
         let cases: Vec<Option<&CaseRecord>> = strategies.iter().map(|name| case(&group, name)).collect();
         let base_case = case(&group, base);
-        let statuses = cases.iter().map(|case| case.map_or(String::new(), |case| case.status.name().to_owned()));
-        let no_ratios = strategies.iter().map(|_| String::new());
-        writer.write_record(line(&group, "status", base, statuses.chain(no_ratios)))?;
+        let statuses: Vec<&str> = cases.iter().map(|case| case.map_or("", |case| case.status.name())).collect();
+        writer.serialize((&group.scenario, "status", base, statuses, vec![""; strategies.len()]))?;
         for metric in METRICS {
             let value = |case: &CaseRecord| case.clock.and_then(|_| (metric.of)(case));
-            let values = cases.iter().map(|case| case.and_then(value).map_or(String::new(), |value| value.to_string()));
-            let ratios = cases.iter().map(|case| {
-                let ratio = case.zip(base_case).and_then(|(case, base)| ratio(case, base, metric));
-                ratio.map_or(String::new(), |ratio| format!("{ratio:.4}"))
-            });
-            writer.write_record(line(&group, metric.name, base, values.chain(ratios)))?;
+            let values: Vec<Option<String>> =
+                cases.iter().map(|case| case.and_then(value).map(|value| value.to_string())).collect();
+            let ratio = |case: &Option<&CaseRecord>| ratio((*case)?, base_case?, metric);
+            let ratios: Vec<Option<String>> =
+                cases.iter().map(|case| ratio(case).map(|ratio| format!("{ratio:.4}"))).collect();
+            writer.serialize((&group.scenario, metric.name, base, values, ratios))?;
         }
     }
     rows::written(writer)
@@ -159,27 +155,6 @@ fn ratio(case: &CaseRecord, base: &CaseRecord, metric: &Metric) -> Option<f64> {
     let comparable = |record: &CaseRecord| record.status == Status::Completed;
     let (value, unit) = ((metric.of)(case)?, (metric.of)(base)?);
     (comparable(case) && comparable(base) && case.clock == base.clock && unit != 0.0).then(|| value / unit)
-}
-
-fn line<'a>(
-    group: &'a CaseGroup<'_>,
-    metric: &'a str,
-    base: &'a str,
-    cells: impl Iterator<Item = String> + 'a,
-) -> impl Iterator<Item = String> + 'a {
-    let scenario = &group.scenario;
-    [
-        scenario.suite.to_owned(),
-        scenario.workload.to_owned(),
-        scenario.device.to_owned(),
-        scenario.limit_bytes.map_or(String::new(), |limit| limit.to_string()),
-        scenario.seed.to_string(),
-        scenario.repeat.to_string(),
-        metric.to_owned(),
-        base.to_owned(),
-    ]
-    .into_iter()
-    .chain(cells)
 }
 
 #[cfg(test)]

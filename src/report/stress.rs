@@ -226,18 +226,28 @@ pub struct Endurance<'a> {
     /// All slices.
     pub state: &'a StressState,
     /// One row per strategy.
-    pub rows: &'a [TotalsRow],
+    pub rows: &'a [TotalsRow<'a>],
 }
 
-impl Render for Endurance<'_> {
-    type Row = TotalsRow;
+/// The columns of [`TotalsRow`]: `csv` writes no header for fields of several structs.
+const TOTALS_HEADER: &str = "kind,strategy,verdict,slices,blocks,comparisons,compared_bytes,damaged,crossings,handovers,\
+                             trims,ooms,faults,violations,wall_ns,samples,requested_min_bytes,requested_mean_bytes,\
+                             requested_max_bytes,reserved_max_bytes,idle_mean_ppm,idle_max_ppm,detail,trace,\
+                             trace_events,repeat\n";
 
-    fn rows(&self) -> &[TotalsRow] {
+impl<'a> Render for Endurance<'a> {
+    type Row = TotalsRow<'a>;
+
+    fn rows(&self) -> &[TotalsRow<'a>] {
         self.rows
     }
 
     fn csv(&self) -> Result<String, ReportError> {
-        rows::to_csv(self.rows)
+        let cells = |row: &TotalsRow<'a>| {
+            let names = (row.kind, row.strategy, row.verdict, row.slices);
+            (names, row.counts, row.levels, row.detail, row.evidence.clone())
+        };
+        Ok(TOTALS_HEADER.to_owned() + &rows::lines(self.rows.iter().map(cells), false)?)
     }
 
     /// `{"schema": 1, "rows": [...], "slices": [...], "total": {...}}`.
@@ -248,7 +258,7 @@ impl Render for Endurance<'_> {
     }
 
     fn text(&self, medium: Medium) -> String {
-        let is_soak = self.rows.iter().any(|row| row.samples > 0) && self.state.kind == "soak";
+        let is_soak = self.rows.iter().any(|row| row.levels.samples > 0) && self.state.kind == "soak";
         let mut table = TextTable::new(if is_soak { &SOAK_HEADINGS } else { &INTEGRITY_HEADINGS }, medium);
         for row in self.rows {
             table.row(if is_soak { soak_cells(row, self.state) } else { integrity_cells(row) });
@@ -261,46 +271,41 @@ impl Render for Endurance<'_> {
             Bytes(total.compared_bytes),
             total.damaged
         );
-        table.finish(&legend, self.rows.iter().filter_map(account_note))
+        table.finish(&legend, self.rows.iter().filter_map(totals_note))
     }
 }
 
-fn integrity_cells(row: &TotalsRow) -> Vec<String> {
-    let per_second = |count: u64| if row.wall_ns == 0 { 0.0 } else { count as f64 * 1e9 / row.wall_ns as f64 };
+fn integrity_cells(row: &TotalsRow<'_>) -> Vec<String> {
+    let counts = row.counts;
     vec![
-        row.strategy.clone(),
-        row.verdict.clone(),
-        row.blocks.to_string(),
-        Bytes(row.compared_bytes).to_string(),
-        row.damaged.to_string(),
-        row.crossings.to_string(),
-        row.ooms.to_string(),
-        format!("{:.0}", per_second(row.blocks)),
-        Bytes(per_second(row.compared_bytes) as u64).to_string(),
+        row.strategy.to_owned(),
+        row.verdict.to_owned(),
+        counts.blocks.to_string(),
+        Bytes(counts.compared_bytes).to_string(),
+        counts.damaged.to_string(),
+        counts.crossings.to_string(),
+        counts.ooms.to_string(),
+        format!("{:.0}", counts.per_second(counts.blocks)),
+        Bytes(counts.per_second(counts.compared_bytes) as u64).to_string(),
     ]
 }
 
-fn soak_cells(row: &TotalsRow, state: &StressState) -> Vec<String> {
+fn soak_cells(row: &TotalsRow<'_>, state: &StressState) -> Vec<String> {
     let memory = state.slices.last().map_or(0, |slice| slice.memory_bytes).max(1);
     let of_memory = |bytes: u64| format!("{:.1} %", bytes as f64 * 100.0 / memory as f64);
-    vec![
-        row.strategy.clone(),
-        row.verdict.clone(),
-        row.blocks.to_string(),
-        row.damaged.to_string(),
-        row.violations.to_string(),
-        row.faults.to_string(),
-        row.ooms.to_string(),
-        of_memory(row.requested_min_bytes),
-        of_memory(row.requested_mean_bytes),
-        format!("{:.1} %", row.idle_mean_ppm as f64 / 1e4),
-    ]
+    let numbers = [row.counts.blocks, row.counts.damaged, row.counts.violations, row.counts.faults, row.counts.ooms];
+    let mut cells = vec![row.strategy.to_owned(), row.verdict.to_owned()];
+    cells.extend(numbers.map(|number| number.to_string()));
+    cells.extend([row.levels.requested_min_bytes, row.levels.requested_mean_bytes].map(of_memory));
+    cells.push(format!("{:.1} %", row.levels.idle_mean_ppm as f64 / 1e4));
+    cells
 }
 
-fn account_note(row: &TotalsRow) -> Option<String> {
-    let TotalsRow { verdict, strategy, kind, detail, trace, trace_events, repeat, .. } = row;
+fn totals_note(row: &TotalsRow<'_>) -> Option<String> {
+    let TotalsRow { verdict, strategy, kind, detail, evidence, .. } = row;
     let note = format!("{verdict}: {strategy}: {kind}: {detail}");
-    (!detail.is_empty() && verdict != "passed").then(|| with_evidence(note, trace, *trace_events, repeat))
+    (!detail.is_empty() && *verdict != "passed")
+        .then(|| with_evidence(note, &evidence.trace, evidence.trace_events, &evidence.repeat))
 }
 
 #[cfg(test)]

@@ -87,10 +87,10 @@ pub struct MemoryLevels {
     pub samples: u64,
     /// The minimum of requested bytes in live blocks.
     pub requested_min_bytes: u64,
-    /// Their maximum.
-    pub requested_max_bytes: u64,
     /// Their mean.
     pub requested_mean_bytes: u64,
+    /// Their maximum.
+    pub requested_max_bytes: u64,
     /// The maximum of reserved bytes.
     pub reserved_max_bytes: u64,
     /// Idle share of reserved memory in parts per million, mean.
@@ -194,47 +194,32 @@ pub struct StrategyTotals {
 }
 
 /// The totals of one strategy as a row of a table or file.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the columns are the fields of the totals and their evidence")]
-pub struct TotalsRow {
-    pub kind: String,
-    pub strategy: String,
+#[derive(Clone, Debug, Serialize)]
+#[expect(missing_docs, reason = "the fields are parts of the totals and their evidence")]
+pub struct TotalsRow<'a> {
+    pub kind: &'a str,
+    pub strategy: &'a str,
     /// `passed`, `failed` or `skipped`.
-    pub verdict: String,
+    pub verdict: &'static str,
     pub slices: u32,
-    pub blocks: u64,
-    pub comparisons: u64,
-    pub compared_bytes: u64,
-    pub damaged: u64,
-    pub crossings: u64,
-    pub handovers: u64,
-    pub trims: u64,
-    pub ooms: u64,
-    pub faults: u64,
-    pub violations: u64,
-    pub wall_ns: u64,
-    pub samples: u64,
-    pub requested_min_bytes: u64,
-    pub requested_mean_bytes: u64,
-    pub requested_max_bytes: u64,
-    pub reserved_max_bytes: u64,
-    pub idle_mean_ppm: u64,
-    pub idle_max_ppm: u64,
+    #[serde(flatten)]
+    pub counts: &'a IntegrityCounts,
+    #[serde(flatten)]
+    pub levels: MemoryLevels,
     /// What happened, or why it was skipped.
-    pub detail: String,
-    pub trace: String,
-    pub trace_events: u64,
-    pub repeat: String,
+    pub detail: &'a str,
+    #[serde(flatten)]
+    pub evidence: FailureEvidence,
 }
 
 impl StressState {
     /// One row per strategy, with the evidence of those that failed in this slice.
     #[must_use]
-    pub fn rows(&self, evidence: &[(String, FailureEvidence)]) -> Vec<TotalsRow> {
+    pub fn rows(&self, evidence: &[(String, FailureEvidence)]) -> Vec<TotalsRow<'_>> {
         self.strategies.iter().map(|totals| self.row(totals, evidence)).collect()
     }
 
-    fn row(&self, totals: &StrategyTotals, evidence: &[(String, FailureEvidence)]) -> TotalsRow {
+    fn row<'a>(&'a self, totals: &'a StrategyTotals, evidence: &[(String, FailureEvidence)]) -> TotalsRow<'a> {
         let StrategyTotals { strategy, slices, counts, levels, failures, skipped } = totals;
         let verdict = match (failures.is_empty(), skipped) {
             (false, _) => "failed",
@@ -242,34 +227,15 @@ impl StressState {
             (true, _) => "passed",
         };
         let seen = evidence.iter().find(|(whose, _)| whose == strategy).map(|(_, seen)| seen.clone());
-        let FailureEvidence { trace, trace_events, repeat } = seen.unwrap_or_default();
         TotalsRow {
-            kind: self.kind.clone(),
-            strategy: strategy.clone(),
-            verdict: verdict.to_owned(),
+            kind: &self.kind,
+            strategy,
+            verdict,
             slices: *slices,
-            blocks: counts.blocks,
-            comparisons: counts.comparisons,
-            compared_bytes: counts.compared_bytes,
-            damaged: counts.damaged,
-            crossings: counts.crossings,
-            handovers: counts.handovers,
-            trims: counts.trims,
-            ooms: counts.ooms,
-            faults: counts.faults,
-            violations: counts.violations,
-            wall_ns: counts.wall_ns,
-            samples: levels.samples,
-            requested_min_bytes: levels.requested_min_bytes,
-            requested_mean_bytes: levels.requested_mean_bytes,
-            requested_max_bytes: levels.requested_max_bytes,
-            reserved_max_bytes: levels.reserved_max_bytes,
-            idle_mean_ppm: levels.idle_mean_ppm,
-            idle_max_ppm: levels.idle_max_ppm,
-            detail: failures.first().cloned().or_else(|| skipped.clone()).unwrap_or_default(),
-            trace,
-            trace_events,
-            repeat,
+            counts,
+            levels: *levels,
+            detail: failures.first().or(skipped.as_ref()).map_or("", String::as_str),
+            evidence: seen.unwrap_or_default(),
         }
     }
 

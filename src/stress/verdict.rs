@@ -60,7 +60,7 @@ pub struct StressVerdict {
 }
 
 /// Where a failure is saved and how to reproduce it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FailureEvidence {
     /// The file with its trace; empty if there is none.
     pub trace: String,

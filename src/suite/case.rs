@@ -3,10 +3,12 @@
 
 use std::{collections::BTreeMap, fs, sync::Arc};
 
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use serde_json::json;
+
 use super::{
     CaseTimeout, NameSelection, SourceSpec, SuiteError, SuiteFile, SuiteGroup,
     source::{CaseSource, files_of_pattern, is_path, no_trace_file},
-    worker::CaseOrder,
 };
 use crate::{
     device::DeviceSpec,
@@ -15,21 +17,23 @@ use crate::{
     plugin,
     replay::{OnOutOfMemory, Pace},
     strategy::{STRATEGIES, StrategySpec},
-    trace::Source,
+    trace::{Source, Trace},
 };
 
-/// One case, ready to run.
-#[derive(Clone)]
+/// One case, ready to run. It is sent to a worker process as JSON, with everything by name.
+#[derive(Clone, Serialize, Deserialize)]
 pub struct Case {
     /// The identity of the case.
     pub label: CaseLabel,
-    /// The events.
+    /// The events. A worker opens `origin` instead.
+    #[serde(skip, default = "no_events")]
     pub source: Arc<dyn Source>,
     /// How another process finds the source.
     pub origin: SourceSpec,
     /// The strategy.
     pub strategy: StrategySpec,
     /// The device.
+    #[serde(serialize_with = "device_to_text", deserialize_with = "device_from_text")]
     pub device: DeviceSpec,
     /// What to do when a request fails.
     pub on_out_of_memory: OnOutOfMemory,
@@ -41,8 +45,21 @@ pub struct Case {
     pub timed: bool,
     /// The numbers of threads that share the strategy in further timings.
     pub threads: Vec<u16>,
-    /// The time-out, which needs its own process.
+    /// The time-out, which needs its own process and is watched by the parent.
+    #[serde(skip)]
     pub timeout: Option<CaseTimeout>,
+}
+
+fn no_events() -> Arc<dyn Source> {
+    Arc::new(Trace::default())
+}
+
+fn device_to_text<S: Serializer>(device: &DeviceSpec, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(device)
+}
+
+fn device_from_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<DeviceSpec, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
 }
 
 impl Case {
@@ -172,7 +189,7 @@ impl SuiteFile {
 
     fn strategies(&self, group: &SuiteGroup) -> Result<Vec<StrategySpec>, SuiteError> {
         let specs: Vec<StrategySpec> = match &group.strategies {
-            NameSelection::All => STRATEGIES.iter().flat_map(|entry| entry.specs()).collect(),
+            NameSelection::All(_) => STRATEGIES.iter().flat_map(|entry| entry.specs()).collect(),
             NameSelection::Names(names) => names.iter().map(|name| StrategySpec::from(name.as_str())).collect(),
         };
         // The base is checked too, because the comparison needs it.
@@ -195,7 +212,7 @@ impl SuiteFile {
 
     fn names<'a>(&self, group: &'a SuiteGroup) -> impl Iterator<Item = &'a str> {
         let names: Vec<&str> = match &group.workloads {
-            NameSelection::All => recipe_names().collect(),
+            NameSelection::All(_) => recipe_names().collect(),
             NameSelection::Names(names) => names.iter().map(String::as_str).collect(),
         };
         names.into_iter().filter(|name| !group.except.iter().any(|pattern| glob(pattern, name)))
@@ -221,9 +238,8 @@ pub fn contents(cases: &[Case]) -> String {
     let mut text = String::new();
     for case in cases {
         sources.entry(&case.origin.name).or_insert_with(|| source_fingerprint(case));
-        text.push_str(&format!("{:?}", CaseOrder::of(case)));
-        text.push_str(&case.timeout.map(|timeout| timeout.to_string()).unwrap_or_default());
-        text.push('\n');
+        let timeout = case.timeout.map(|timeout| timeout.to_string()).unwrap_or_default();
+        text.push_str(&format!("{}{timeout}\n", json!(case)));
     }
     for (name, source) in sources {
         text.push_str(&format!("{name}: {source}\n"));

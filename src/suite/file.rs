@@ -109,37 +109,25 @@ pub struct SuiteGroup {
 
 /// A list of names, or all.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "WordOrNames")]
+#[serde(untagged, expecting = "write \"all\" or a list of names")]
 pub enum NameSelection {
     /// All registered ones.
-    All,
+    All(AllWord),
     /// Those with these names.
     Names(Vec<String>),
+}
+
+/// The word `"all"` in a suite file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AllWord {
+    /// It.
+    All,
 }
 
 impl Default for NameSelection {
     fn default() -> Self {
         NameSelection::Names(Vec::new())
-    }
-}
-
-/// The two forms of a [`NameSelection`] in TOML.
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "write \"all\" or a list of names")]
-enum WordOrNames {
-    Word(String),
-    Names(Vec<String>),
-}
-
-impl TryFrom<WordOrNames> for NameSelection {
-    type Error = String;
-
-    fn try_from(written: WordOrNames) -> Result<NameSelection, String> {
-        match written {
-            WordOrNames::Word(word) if word == "all" => Ok(NameSelection::All),
-            WordOrNames::Word(word) => Err(format!("'{word}' is neither \"all\" nor a list; write [\"{word}\"]")),
-            WordOrNames::Names(names) => Ok(NameSelection::Names(names)),
-        }
     }
 }
 

@@ -14,7 +14,7 @@ mod source;
 pub mod worker;
 
 pub use case::{Case, CaseFilter, CaseSettings, contents, contents_of_models};
-pub use file::{CaseTimeout, CaseTimeoutError, NameSelection, SuiteFile, SuiteGroup, SuiteKind};
+pub use file::{AllWord, CaseTimeout, CaseTimeoutError, NameSelection, SuiteFile, SuiteGroup, SuiteKind};
 pub use in_process::{InProcess, compare};
 pub use partition::{Partition, PartitionError};
 pub use rank_files::{RankFile, rank_files, read_at_once};

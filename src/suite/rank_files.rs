@@ -3,7 +3,7 @@
 
 use std::{
     cmp::Ordering,
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     fs,
     path::{Path, PathBuf},
 };
@@ -69,29 +69,21 @@ fn entries(folder: &Path) -> Vec<OsString> {
 
 /// The paths that match a pattern with `*` in any of its parts, and their names from the first such
 /// part on.
-fn matching(pattern: &Path) -> Vec<(String, PathBuf)> {
-    let mut found = vec![(String::new(), PathBuf::new())];
+pub(super) fn matching(pattern: &Path) -> Vec<(String, PathBuf)> {
+    let has_star = |part: &OsStr| part.as_encoded_bytes().contains(&b'*');
+    let fixed = pattern.iter().take_while(|part| !has_star(part)).count();
+    let mut found = vec![PathBuf::new()];
     for part in pattern {
-        let part = part.to_string_lossy();
-        let longer = |name: &str, more: &str| if name.is_empty() { more.to_owned() } else { format!("{name}/{more}") };
-        found = match part.contains('*') {
-            true => found
-                .iter()
-                .flat_map(|(name, folder)| entries(folder).into_iter().map(move |entry| (name, folder, entry)))
-                .map(|(name, folder, entry)| (name, entry.to_string_lossy().into_owned(), folder.join(entry)))
-                .filter(|(_, entry, _)| glob(&part, entry))
-                .map(|(name, entry, path)| (longer(name, &entry), path))
-                .collect(),
-            false => found
-                .into_iter()
-                .map(|(name, folder)| match name.is_empty() {
-                    true => (name, folder.join(&*part)),
-                    false => (longer(&name, &part), folder.join(&*part)),
-                })
-                .collect(),
+        let inside = |folder: &PathBuf| match has_star(part) {
+            true => entries(folder),
+            false => vec![part.to_owned()],
         };
+        let fits = |entry: &OsString| glob(&part.to_string_lossy(), &entry.to_string_lossy());
+        let longer = |folder| inside(folder).into_iter().filter(fits).map(|entry| folder.join(entry));
+        found = found.iter().flat_map(longer).collect();
     }
-    found
+    let name = |path: &PathBuf| path.iter().skip(fixed).collect::<PathBuf>().to_string_lossy().into_owned();
+    found.into_iter().map(|path| (name(&path), path)).collect()
 }
 
 /// How many of the files may be read in parallel, so that long recordings do not exceed the memory.

@@ -12,7 +12,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{SuiteError, SuiteFile, SuiteGroup, case::glob};
+use super::{SuiteError, SuiteFile, SuiteGroup, rank_files::matching};
 use crate::{
     base::{NoProgress, Progress, did_you_mean},
     device::{
@@ -225,20 +225,12 @@ pub(super) fn no_trace_file(suite: &str, pattern: &str) -> SuiteError {
     SuiteError::NoTraceFile { suite: suite.to_owned(), pattern: pattern.to_owned() }
 }
 
-/// The files of a path in order; `*` in its last part stands for any characters.
+/// The files of a path in order; `*` stands for any characters of a name.
 pub(super) fn files_of_pattern(suite: &str, pattern: &str) -> Result<Vec<PathBuf>, SuiteError> {
-    let missing = || no_trace_file(suite, pattern);
-    let path = Path::new(pattern);
-    let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
-        return Err(missing());
-    };
-    let entries = fs::read_dir(folder).map_err(|_| missing())?;
-    let mut found: Vec<PathBuf> = entries
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.is_file() && path.file_name().is_some_and(|file| glob(name, &file.to_string_lossy())))
-        .collect();
+    let mut found: Vec<PathBuf> = matching(Path::new(pattern)).into_iter().map(|(_, path)| path).collect();
+    found.retain(|path| path.is_file());
     found.sort();
-    if found.is_empty() { Err(missing()) } else { Ok(found) }
+    if found.is_empty() { Err(no_trace_file(suite, pattern)) } else { Ok(found) }
 }
 
 /// A trace file that is read once, at its first use, so that listing cases costs nothing.

@@ -1,7 +1,7 @@
 //! Cases in worker processes, so that a crash, a lost GPU context or a hang costs only one case.
 //!
-//! A worker is this same program, started for one case: [`WorkerProcess`] starts it, and it carries
-//! out a [`CaseOrder`]. They exchange lines. The worker reads the case from its standard input, and
+//! A worker is this same program, started for one case: [`WorkerProcess`] starts it, and it calls
+//! [`carry_out`]. They exchange lines. The worker reads the case from its standard input, and
 //! perhaps [`STOP`] later; the end of the input means that the parent is gone. It writes the
 //! outcome as the last line of its standard output. `cli` reads and writes the worker's pipes,
 //! because a library neither reads standard input nor exits.
@@ -20,16 +20,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde::{Deserialize, Serialize};
-
-use super::{Case, CaseOutcome, CaseRunner, CaseTimeout, InProcess, SourceError, SourceSpec};
+use super::{Case, CaseOutcome, CaseRunner, CaseTimeout, InProcess};
 use crate::{
     base::{NoProgress, exit_description, exit_signal, last_bytes},
-    device::{DeviceSpec, DeviceSpecError},
-    measure::{CaseLabel, Status},
+    measure::Status,
     plugin::{self, CALL_MARK, HANG_MARK},
-    replay::{OnOutOfMemory, Pace},
-    strategy::StrategySpec,
 };
 
 /// The line that asks a worker to end its case early and to return the outcome so far.
@@ -55,89 +50,15 @@ pub enum WorkerError {
     Outcome(serde_json::Error),
 }
 
-/// A case as it is sent to a worker: everything by name.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub struct CaseOrder {
-    label: CaseLabel,
-    source: SourceSpec,
-    strategy: String,
-    device: String,
-    on_out_of_memory: OnOutOfMemory,
-    pace: Pace,
-    without_work: bool,
-    timed: bool,
-    threads: Vec<u16>,
-}
-
-/// Why a worker cannot build its case: something has changed since the case was created.
-#[derive(Debug, thiserror::Error)]
-#[error(transparent)]
-enum CaseOrderError {
-    Source(#[from] SourceError),
-    Device(#[from] DeviceSpecError),
-}
-
-impl CaseOrder {
-    pub(super) fn of(case: &Case) -> CaseOrder {
-        // All fields are named, so that a new one cannot be forgotten here. The parent watches the
-        // time-out.
-        let Case {
-            label,
-            source: _,
-            origin,
-            strategy,
-            device,
-            on_out_of_memory,
-            pace,
-            without_work,
-            timed,
-            threads,
-            timeout: _,
-        } = case;
-        CaseOrder {
-            label: label.clone(),
-            source: origin.clone(),
-            strategy: strategy.to_string(),
-            device: device.to_string(),
-            on_out_of_memory: *on_out_of_memory,
-            pace: *pace,
-            without_work: *without_work,
-            timed: *timed,
-            threads: threads.clone(),
-        }
-    }
-
-    /// Reads the line that the parent wrote.
-    pub fn read(line: &str) -> Result<CaseOrder, WorkerError> {
-        serde_json::from_str(line).map_err(WorkerError::Order)
-    }
-
-    /// Runs the case in this process and returns its outcome as a line. Errors of the case are part
-    /// of the outcome.
-    pub fn carry_out(self, stop: &AtomicBool) -> Result<String, WorkerError> {
-        let label = self.label.clone();
-        let outcome = match self.into_case() {
-            Ok(case) => InProcess { stop: Some(stop) }.run(&case),
-            Err(error) => CaseOutcome::failed(&label, &error.to_string()),
-        };
-        serde_json::to_string(&outcome).map_err(WorkerError::Outcome)
-    }
-
-    fn into_case(self) -> Result<Case, CaseOrderError> {
-        Ok(Case {
-            source: Arc::from(self.source.open(&NoProgress)?),
-            device: self.device.parse::<DeviceSpec>()?,
-            label: self.label,
-            origin: self.source,
-            strategy: StrategySpec::from(self.strategy.as_str()),
-            on_out_of_memory: self.on_out_of_memory,
-            pace: self.pace,
-            without_work: self.without_work,
-            timed: self.timed,
-            threads: self.threads,
-            timeout: None,
-        })
-    }
+/// Runs the case that the parent wrote as a line, in this process, and returns its outcome as a
+/// line. Errors of the case are part of the outcome.
+pub fn carry_out(line: &str, stop: &AtomicBool) -> Result<String, WorkerError> {
+    let case: Case = serde_json::from_str(line).map_err(WorkerError::Order)?;
+    let outcome = match case.origin.open(&NoProgress) {
+        Ok(source) => InProcess { stop: Some(stop) }.run(&Case { source: Arc::from(source), ..case }),
+        Err(error) => CaseOutcome::failed(&case.label, &error.to_string()),
+    };
+    serde_json::to_string(&outcome).map_err(WorkerError::Outcome)
 }
 
 /// Why there is no outcome.
@@ -241,7 +162,7 @@ fn last_line(text: &str) -> &str {
 /// outcome fails only its case.
 #[derive(Clone, Debug)]
 pub struct WorkerProcess<'a> {
-    /// The program that becomes the worker and carries out a [`CaseOrder`].
+    /// The program that becomes the worker and calls [`carry_out`].
     pub program: PathBuf,
     /// Its arguments.
     pub arguments: Vec<OsString>,
@@ -280,7 +201,7 @@ impl WorkerProcess<'_> {
     }
 
     fn start(&self, case: &Case) -> io::Result<RunningWorker> {
-        let order = serde_json::to_string(&CaseOrder::of(case))?;
+        let order = serde_json::to_string(case)?;
         let mut child = Command::new(&self.program)
             .args(&self.arguments)
             .stdin(Stdio::piped())
@@ -476,12 +397,13 @@ mod tests {
         let suite = SuiteFile::parse("orders", "orders.toml", text).unwrap();
         let settings = CaseSettings { device: "sim:80GiB".parse().unwrap(), limit: None, seed: None, timeout: None };
         for case in suite.cases(&settings).unwrap() {
-            let line = serde_json::to_string(&CaseOrder::of(&case)).unwrap();
-            let again = CaseOrder::read(&line).unwrap().into_case().unwrap();
-            assert_eq!(CaseOrder::of(&again), CaseOrder::of(&case), "{line}");
+            let line = serde_json::to_string(&case).unwrap();
+            let again: Case = serde_json::from_str(&line).unwrap();
+            assert_eq!(serde_json::to_string(&again).unwrap(), line);
             assert_eq!((again.strategy, again.device), (case.strategy, case.device), "{line}");
             let events = |source| Trace::read(source).unwrap().events;
-            assert!(events(&*again.source) == events(&*case.source), "{line}: other events");
+            let source = again.origin.open(&NoProgress).unwrap();
+            assert!(events(&*source) == events(&*case.source), "{line}: other events");
         }
     }
 

@@ -91,7 +91,7 @@ fn prepare(args: &Args, suites: &[SuiteFile]) -> Result<Option<PreparedRun>, Com
     let mut cases = select(args, suites, &device)?;
     let contents = args.partition.is_some().then(|| suite::contents(&cases));
     let all_ids: Vec<String> = cases.iter().map(|case| case.label.case_id()).collect();
-    let share = RunShare::new(args, &all_ids)?;
+    let share = RunShare::new(args, &all_ids);
     cases.retain(|case| share.has(&case.label.case_id()));
     let ids = share.of(all_ids);
     if args.list {

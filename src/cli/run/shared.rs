@@ -5,7 +5,6 @@ use std::{
     collections::BTreeSet,
     env,
     path::{Path, PathBuf},
-    str::FromStr,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -76,8 +75,8 @@ pub struct Args {
     /// Run one part of the cases, to share a run among machines: `slice:2/4` takes every fourth
     /// case starting with the second, `hash:2/4` distributes by case id, `slurm` takes the part of
     /// this task of a job array. `oomph report` merges the folders.
-    #[arg(long, value_name = "PART", conflicts_with_all = ["save_baseline", "baseline"])]
-    pub partition: Option<PartitionOption>,
+    #[arg(long, value_name = "PART", value_parser = parse_partition, conflicts_with_all = ["save_baseline", "baseline"])]
+    pub partition: Option<Partition>,
     /// Keep this run under a name, to compare others with.
     #[arg(long, value_name = "NAME")]
     pub save_baseline: Option<String>,
@@ -126,30 +125,9 @@ impl Args {
     }
 }
 
-/// The value of `--partition`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PartitionOption {
-    /// As typed.
-    Named(Partition),
-    /// From the environment of a Slurm job array.
-    Slurm,
-}
-
-impl FromStr for PartitionOption {
-    type Err = PartitionError;
-
-    fn from_str(text: &str) -> Result<PartitionOption, PartitionError> {
-        if text == "slurm" { Ok(PartitionOption::Slurm) } else { text.parse().map(PartitionOption::Named) }
-    }
-}
-
-impl PartitionOption {
-    fn resolve(self) -> Result<Partition, CommandError> {
-        match self {
-            PartitionOption::Named(partition) => Ok(partition),
-            PartitionOption::Slurm => Partition::of_array_task(|name| env::var(name).ok()).map_err(CommandError::usage),
-        }
-    }
+/// The value of `--partition`; `slurm` is the part of this task of a Slurm job array.
+fn parse_partition(text: &str) -> Result<Partition, PartitionError> {
+    if text == "slurm" { Partition::of_array_task(|name| env::var(name).ok()) } else { text.parse() }
 }
 
 /// The cases of a run that this process takes: all, or those of its shard.
@@ -166,15 +144,13 @@ struct PlannedShard {
 
 impl RunShare {
     /// Distributes the cases of the whole run.
-    pub fn new(args: &Args, case_ids: &[String]) -> Result<RunShare, CommandError> {
-        let Some(partition) = args.partition.map(PartitionOption::resolve).transpose()? else {
-            return Ok(RunShare { shard: None });
-        };
+    pub fn new(args: &Args, case_ids: &[String]) -> RunShare {
+        let Some(partition) = args.partition else { return RunShare { shard: None } };
         let dealt = partition.deal(case_ids.iter().map(String::as_str));
         let own = dealt.iter().filter(|(_, shard)| *shard == partition.shard()).map(|(id, _)| (*id).to_owned());
         let planned = |&(id, shard): &(&str, u32)| PlannedCase { case_id: id.to_owned(), shard };
         let shard = PlannedShard { partition, own: own.collect(), plan: dealt.iter().map(planned).collect() };
-        Ok(RunShare { shard: Some(shard) })
+        RunShare { shard: Some(shard) }
     }
 
     /// Whether the case runs here.

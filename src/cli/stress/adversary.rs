@@ -4,19 +4,19 @@ use std::path::PathBuf;
 
 use anyhow::anyhow;
 
-use super::common::{exit_code, save_trace, strategies_with_memory};
+use super::common::{exit_code, save_trace, strategies_with_memory, test_targets};
 use crate::{
-    base::{Bytes, GIB, parallel_map},
+    base::{Bytes, GIB},
     cli::{
         exit::{self, CommandError, CommandResult, StopPolicy},
         options::{DeviceOptions, Format},
-        output, progress,
+        output,
     },
     strategy::StrategySpec,
-    stress::adversary::{
-        AdversaryError, AdversaryTarget, EXTRA_STRATEGIES, MEMORY_PLACEHOLDER, RobsonParameters, assess,
+    stress::{
+        StressTarget,
+        adversary::{AdversaryError, EXTRA_STRATEGIES, MEMORY_PLACEHOLDER, RobsonParameters, assess},
     },
-    suite,
 };
 
 /// Measures the worst case: how much memory does each strategy need within a budget of live memory?
@@ -73,15 +73,7 @@ impl AdversaryArgs {
             RobsonParameters::new(self.live.0, self.largest.0, self.unit.0).map_err(CommandError::usage)?;
         let targets = self.targets()?;
         let stop = exit::stop_flag(StopPolicy::AtOnce)?;
-        let jobs = if targets.iter().all(|target| target.device.is_simulated()) { suite::all_cores() } else { 1 };
-        let bar = progress::of_cases(targets.len(), 0);
-        let results = parallel_map(&targets, jobs, |target| {
-            bar.set_message(target.strategy.to_string());
-            let result = assess(&parameters, target, &stop);
-            bar.inc(1);
-            result
-        });
-        bar.finish_and_clear();
+        let results = test_targets(&targets, |target| assess(&parameters, target, &stop));
         let mut rows = Vec::new();
         let mut errors = false;
         for (target, result) in targets.iter().zip(results) {
@@ -105,7 +97,7 @@ impl AdversaryArgs {
         Ok(if errors && !too_much { exit::CASES_FAILED } else { exit_code(too_much, &stop) })
     }
 
-    fn targets(&self) -> Result<Vec<AdversaryTarget>, CommandError> {
+    fn targets(&self) -> Result<Vec<StressTarget>, CommandError> {
         let device = DeviceOptions { device: self.device.clone(), limit: None }.spec()?;
         let texts: Vec<String> = if self.strategy.is_empty() {
             strategies_with_memory().map(|entry| entry.name).chain(EXTRA_STRATEGIES).map(str::to_owned).collect()
@@ -117,7 +109,7 @@ impl AdversaryArgs {
             .map(|text| {
                 let strategy = StrategySpec::from(text.as_str());
                 let memory_bytes = self.memory.map(|bytes| bytes.0);
-                let target = AdversaryTarget { strategy, device: device.clone(), memory_bytes };
+                let target = StressTarget { strategy, device: device.clone(), memory_bytes };
                 // Checked with some amount in place of the placeholder; the other parameters do not
                 // depend on it.
                 let checked = target.with_memory(Some(self.live.0)).strategy.check();

@@ -1,24 +1,27 @@
 //! `oomph stress all`, `properties`, `faults` and `misuse`.
 
 use std::{
-    sync::{Mutex, PoisonError, atomic::Ordering},
+    sync::atomic::Ordering,
     time::{Duration, Instant},
 };
 
 use anyhow::anyhow;
 
-use super::StressOptions;
+use super::{
+    StressOptions,
+    common::{jobs as parallel_jobs, with_progress},
+};
 use crate::{
-    base::{did_you_mean_among, nearest, parallel_map},
+    base::{did_you_mean_among, nearest},
     cli::{
         exit::{self, CommandError, CommandResult, StopPolicy},
-        output, progress,
+        output,
     },
     device::wrap::FaultSpec,
     stress::{
         KINDS, StressKind, StressTarget, StressVerdict, TimeShare,
         faults::{self, FaultOptions},
-        misuse::{self, MISUSES, Misuse, MisuseRow},
+        misuse::{self, MISUSES, Misuse},
         properties::{self, ProgramRange},
     },
 };
@@ -48,10 +51,9 @@ impl AllArgs {
         let stop = exit::stop_flag(StopPolicy::AtOnce)?;
         let jobs: Vec<(&StressTarget, &StressKind)> =
             KINDS.iter().rev().flat_map(|kind| targets.iter().map(move |target| (target, kind))).collect();
-        let parallel = StressOptions::jobs(&targets);
+        let parallel = parallel_jobs(&targets);
         let time = TimeShare::new(Duration::from_secs(self.seconds), jobs.len(), parallel);
-        let bar = progress::of_cases(jobs.len(), 0);
-        let mut verdicts: Vec<StressVerdict> = parallel_map(&jobs, parallel, |(target, kind)| {
+        let mut verdicts: Vec<StressVerdict> = with_progress(&jobs, parallel, |(target, kind), bar| {
             bar.set_message(format!("{} {}", kind.name, target.strategy));
             let end = time.next_end();
             let over = || stop.load(Ordering::Relaxed) || Instant::now() >= end;
@@ -59,10 +61,8 @@ impl AllArgs {
             if verdict.trials == 0 && verdict.failures.is_empty() {
                 verdict.skipped.get_or_insert_with(|| "no time was left for it".to_owned());
             }
-            bar.inc(1);
             verdict
         });
-        bar.finish_and_clear();
         // The sort is stable, so strategies keep their order.
         verdicts.sort_by_key(|verdict| KINDS.iter().position(|kind| kind.name == verdict.kind));
         self.options.conclude_as_matrix(&verdicts, &stop)
@@ -107,10 +107,11 @@ impl PropertiesArgs {
         }
         let programs = ProgramRange { first: self.first_case, count: self.cases, seed: self.options.seed };
         let trace = self.options.trace()?;
-        self.options.judge(|target, stop| match &trace {
+        let (verdicts, stop) = self.options.test(|target, over| match &trace {
             Some(trace) => properties::play(target, trace, &self.fail),
-            None => properties::properties(target, &programs, &|| stop.load(Ordering::Relaxed)),
-        })
+            None => properties::properties(target, &programs, over),
+        })?;
+        self.options.conclude(&verdicts, &stop)
     }
 }
 
@@ -155,17 +156,14 @@ impl FaultsArgs {
             faults: self.fault.clone(),
             seed: self.options.seed,
         };
-        let left_out = Mutex::new(0);
-        let outcome = self.options.judge(|target, stop| {
-            let report = faults::faults(target, &options, &|| stop.load(Ordering::Relaxed));
-            *left_out.lock().unwrap_or_else(PoisonError::into_inner) += report.left_out;
-            report.verdict
-        })?;
-        match left_out.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            0 => {}
-            calls => output::complain(&format!("note: {calls} calls of long programs were not made to fail")),
+        let (reports, stop) = self.options.test(|target, over| faults::faults(target, &options, over))?;
+        let left_out: u64 = reports.iter().map(|report| report.left_out).sum();
+        let verdicts: Vec<StressVerdict> = reports.into_iter().map(|report| report.verdict).collect();
+        let code = self.options.conclude(&verdicts, &stop)?;
+        if left_out > 0 {
+            output::complain(&format!("note: {left_out} calls of long programs were not made to fail"));
         }
-        Ok(outcome)
+        Ok(code)
     }
 }
 
@@ -207,17 +205,10 @@ impl MisuseArgs {
         if self.options.trace.is_some() {
             return Err(CommandError::usage(anyhow!("misuse plays its own scenarios and takes no --trace")));
         }
-        // Targets finish in any order; the table has the order of the verdicts.
-        let rows: Mutex<Vec<MisuseRow>> = Mutex::default();
-        let (verdicts, stop) = self.options.verdicts(|target, stop| {
-            let report = misuse::misuses(target, &chosen, &|| stop.load(Ordering::Relaxed));
-            rows.lock().unwrap_or_else(PoisonError::into_inner).extend(report.rows);
-            report.verdict
-        })?;
-        let mut rows = rows.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let place = |row: &MisuseRow| verdicts.iter().position(|verdict| verdict.strategy == row.strategy);
-        rows.sort_by_key(place);
-        self.options.format.print(&rows)?;
+        let (reports, stop) = self.options.test(|target, over| misuse::misuses(target, &chosen, over))?;
+        let (verdicts, rows): (Vec<_>, Vec<_>) =
+            reports.into_iter().map(|report| (report.verdict, report.rows)).unzip();
+        self.options.format.print(&rows.concat())?;
         self.options.report_failures(&verdicts, &stop)
     }
 }

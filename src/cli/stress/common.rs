@@ -10,10 +10,12 @@ use std::{
     },
 };
 
+use indicatif::ProgressBar;
+
 use crate::{
     base::{Bytes, MIB, parallel_map},
     cli::{
-        environment,
+        environment::{self, unused_path},
         exit::{self, CommandError, CommandResult, StopPolicy},
         options::{DeviceOptions, Format},
         output,
@@ -92,35 +94,16 @@ impl StressOptions {
         Ok(Some(trace))
     }
 
-    /// Tests every target and concludes.
-    pub fn judge(&self, judge: impl Fn(&StressTarget, &AtomicBool) -> StressVerdict + Sync) -> CommandResult {
-        let (verdicts, stop) = self.verdicts(judge)?;
-        self.conclude(&verdicts, &stop)
-    }
-
-    /// Tests every target, in parallel on simulated devices. `judge` should end soon after its flag
-    /// is set.
-    pub fn verdicts(
+    /// Tests every target, in parallel on simulated devices. `test` should end soon after its callback
+    /// returns true.
+    pub fn test<R: Send>(
         &self,
-        judge: impl Fn(&StressTarget, &AtomicBool) -> StressVerdict + Sync,
-    ) -> Result<(Vec<StressVerdict>, Arc<AtomicBool>), CommandError> {
+        test: impl Fn(&StressTarget, &dyn Fn() -> bool) -> R + Sync,
+    ) -> Result<(Vec<R>, Arc<AtomicBool>), CommandError> {
         let targets = self.targets()?;
         let stop = exit::stop_flag(StopPolicy::AtOnce)?;
-        let bar = progress::of_cases(targets.len(), 0);
-        let verdicts = parallel_map(&targets, StressOptions::jobs(&targets), |target| {
-            bar.set_message(target.strategy.to_string());
-            let verdict = judge(target, &stop);
-            bar.inc(1);
-            verdict
-        });
-        bar.finish_and_clear();
-        Ok((verdicts, stop))
-    }
-
-    /// How many targets are tested at once: only one on a real device.
-    pub fn jobs(targets: &[StressTarget]) -> usize {
-        let simulated = targets.iter().all(|target| target.device.is_simulated());
-        if simulated { suite::all_cores() } else { 1 }
+        let results = test_targets(&targets, |target| test(target, &|| stop.load(Ordering::Relaxed)));
+        Ok((results, stop))
     }
 
     /// Saves failures, prints the verdicts and returns the exit code.
@@ -172,6 +155,36 @@ impl StressOptions {
     }
 }
 
+/// How many targets are tested at once: only one on a real device.
+pub fn jobs(targets: &[StressTarget]) -> usize {
+    let simulated = targets.iter().all(|target| target.device.is_simulated());
+    if simulated { suite::all_cores() } else { 1 }
+}
+
+/// Tests targets with a progress bar that names them.
+pub fn test_targets<R: Send>(targets: &[StressTarget], test: impl Fn(&StressTarget) -> R + Sync) -> Vec<R> {
+    with_progress(targets, jobs(targets), |target, bar| {
+        bar.set_message(target.strategy.to_string());
+        test(target)
+    })
+}
+
+/// Runs jobs, `parallel` at once, with a progress bar.
+pub fn with_progress<T: Sync, R: Send>(
+    jobs: &[T],
+    parallel: usize,
+    run: impl Fn(&T, &ProgressBar) -> R + Sync,
+) -> Vec<R> {
+    let bar = progress::of_cases(jobs.len(), 0);
+    let results = parallel_map(jobs, parallel, |job| {
+        let result = run(job, &bar);
+        bar.inc(1);
+        result
+    });
+    bar.finish_and_clear();
+    results
+}
+
 fn exit_code_of(verdicts: &[StressVerdict], stop: &AtomicBool) -> u8 {
     exit_code(verdicts.iter().any(|verdict| !verdict.failures.is_empty()), stop)
 }
@@ -199,7 +212,7 @@ pub fn save_failure(failure: &StressFailure, options: &StressOptions) -> Result<
 /// overwriting files.
 pub fn save_trace(found: &Trace, folder: &Path, found_by: &str, strategy: &str) -> Result<PathBuf, TraceError> {
     fs::create_dir_all(folder).map_err(|source| TraceError::Io { path: folder.to_owned(), source })?;
-    let path = unused_path(folder, &format!("{found_by}-{}", file_name_part(strategy)));
+    let path = unused_path(folder, &format!("{found_by}-{}", file_name_part(strategy)), ".oomph");
     trace::write(found, &path)?;
     Ok(path)
 }
@@ -222,15 +235,6 @@ fn command(failure: &StressFailure, options: &StressOptions, trace: Option<&Path
     }
     words.extend(failure.conditions.iter().cloned());
     words.join(" ")
-}
-
-/// The first numbered name that does not exist yet.
-fn unused_path(folder: &Path, stem: &str) -> PathBuf {
-    let named = |number: u32| match number {
-        1 => folder.join(format!("{stem}.oomph")),
-        _ => folder.join(format!("{stem}-{number}.oomph")),
-    };
-    (1..).map(named).find(|path| !path.exists()).unwrap_or_else(|| named(1))
 }
 
 /// A strategy's name as part of a file name.

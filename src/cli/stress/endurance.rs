@@ -3,7 +3,7 @@
 
 use std::{
     fs, io,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
@@ -12,16 +12,15 @@ use anyhow::{Context as _, anyhow};
 
 use super::{
     StressOptions,
-    common::{exit_code, save_failure},
+    common::{exit_code, jobs, save_failure, with_progress},
 };
 use crate::{
-    base::{Bytes, GIB, parallel_map},
+    base::{Bytes, GIB},
     cli::{
         VERSION,
         exit::{self, CommandError, CommandResult, StopPolicy},
-        progress,
     },
-    report::Endurance,
+    report::{self, Endurance},
     stress::{
         BlockSizes, EnduranceOutcome, EnduranceTest, IntegrityCounts, StopCondition, StressSlice, StressState,
         StressTarget, TargetError, TimeShare,
@@ -146,15 +145,14 @@ impl EnduranceOptions {
         let mut state = self.load_state(kind)?;
         let seed = state.next_seed(options.seed);
         let stop = exit::stop_flag(StopPolicy::AtOnce)?;
-        let jobs = StressOptions::jobs(&targets);
+        let jobs = jobs(&targets);
         let duration = match (self.stress_count, self.stress_duration) {
             (Some(_), None) => None,
             (_, given) => Some(given.map_or(DEFAULT_DURATION, CaseTimeout::duration)),
         };
         let time = duration.map(|duration| TimeShare::new(duration, targets.len(), jobs));
         let (begin, lost) = (Instant::now(), AtomicBool::new(false));
-        let bar = progress::of_cases(targets.len(), 0);
-        let outcomes = parallel_map(&targets, jobs, |target| {
+        let outcomes = with_progress(&targets, jobs, |target, bar| {
             let end = time.as_ref().map(TimeShare::next_end);
             let over = || stop.load(Ordering::Relaxed) || end.is_some_and(|end| Instant::now() >= end);
             let outcome = if lost.load(Ordering::Relaxed) {
@@ -168,10 +166,8 @@ impl EnduranceOptions {
             if outcome.as_ref().is_ok_and(|outcome| outcome.lost_context) {
                 lost.store(true, Ordering::Relaxed);
             }
-            bar.inc(1);
             outcome
         });
-        bar.finish_and_clear();
         let mut saved = Vec::new();
         let mut failed = false;
         for (target, outcome) in targets.iter().zip(outcomes) {
@@ -232,15 +228,10 @@ impl EnduranceOptions {
         })
     }
 
-    /// Writes a new file and renames it, so that an interruption cannot lose earlier slices.
+    /// Writes the state whole or not at all, so that an interruption cannot lose earlier slices.
     fn save_state(&self, state: &StressState) -> Result<(), CommandError> {
         let Some(path) = &self.state else { return Ok(()) };
-        let beside = path.with_extension("json.new");
-        let write = |beside: &Path| -> io::Result<()> {
-            fs::write(beside, format!("{}\n", serde_json::to_string_pretty(state)?))?;
-            fs::rename(beside, path)
-        };
-        Ok(write(&beside).with_context(|| format!("{} cannot be written", path.display()))?)
+        Ok(report::save(path, &format!("{}\n", serde_json::to_string_pretty(state)?))?)
     }
 }
 

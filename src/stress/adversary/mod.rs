@@ -24,10 +24,9 @@ use serde::{Deserialize, Serialize};
 use super::{StressTarget, TargetError};
 use crate::{
     base::{Address, Bytes, MIB, SiteId, StreamId, TagId, ThreadId, round_up},
-    device::{Device, DeviceSpec, default_limit},
+    device::{Device, default_limit},
     strategy::{
         Attempt, Block, Caller, Context, EventSink, Refusal, Request, Silent, Strategy, StrategyError, StrategyEvent,
-        StrategySpec,
     },
     trace::{BlockSlot, Trace, TraceBuilder},
 };
@@ -69,37 +68,22 @@ pub enum AdversaryError {
     Interrupted,
 }
 
-/// The strategy and the device that the adversary plays against.
-#[derive(Clone, Debug)]
-pub struct AdversaryTarget {
-    /// The strategy; [`MEMORY_PLACEHOLDER`] among its parameters stands for the memory of a run.
-    pub strategy: StrategySpec,
-    /// The device. A simulated one is given as much memory as needed.
-    pub device: DeviceSpec,
-    /// The most physical bytes that the strategy may hold; `None` for all that the device has.
-    pub memory_bytes: Option<u64>,
-}
-
-impl AdversaryTarget {
+impl StressTarget {
     /// Whether the strategy gets its memory as a parameter and takes it at once.
-    #[must_use]
-    pub fn has_one_region(&self) -> bool {
+    fn has_one_region(&self) -> bool {
         self.strategy.parameters.contains(MEMORY_PLACEHOLDER)
     }
 
-    /// The target with this much memory: a region of that size, or a device that gives no more.
+    /// The target with this much memory: a region of that size in place of [`MEMORY_PLACEHOLDER`], and
+    /// a device that gives no more.
     #[must_use]
     pub fn with_memory(&self, bytes: Option<u64>) -> StressTarget {
-        let region = bytes.filter(|_| self.has_one_region());
-        let parameters = match region {
-            Some(bytes) => self.strategy.parameters.replace(MEMORY_PLACEHOLDER, &bytes.to_string()),
-            None => self.strategy.parameters.clone(),
-        };
-        StressTarget {
-            strategy: StrategySpec { name: self.strategy.name.clone(), parameters },
-            device: self.device.clone(),
-            memory_bytes: bytes.map(|bytes| round_up(bytes, PAGE)).or(self.memory_bytes),
+        let mut target = self.clone();
+        if let Some(bytes) = bytes {
+            target.strategy.parameters = self.strategy.parameters.replace(MEMORY_PLACEHOLDER, &bytes.to_string());
+            target.memory_bytes = Some(round_up(bytes, PAGE));
         }
+        target
     }
 }
 
@@ -200,11 +184,11 @@ impl BoundStanding {
 /// trace is that of the first run.
 pub fn assess(
     parameters: &RobsonParameters,
-    target: &AdversaryTarget,
+    target: &StressTarget,
     stop: &AtomicBool,
 ) -> Result<(AdversaryRow, Option<Trace>), AdversaryError> {
     let plenty = parameters.bound_bytes() * 3 / 2;
-    let target = &AdversaryTarget { device: target.device.with_room_for(2 * plenty), ..target.clone() };
+    let target = &StressTarget { device: target.device.with_room_for(2 * plenty), ..target.clone() };
     let mut row = AdversaryRow {
         strategy: target.strategy.to_string(),
         device: target.device.to_string(),
@@ -256,7 +240,7 @@ pub fn assess(
 /// Runs with different amounts of memory.
 struct AdversaryRuns<'a> {
     parameters: &'a RobsonParameters,
-    target: &'a AdversaryTarget,
+    target: &'a StressTarget,
     stop: &'a AtomicBool,
     count: u32,
 }
@@ -469,6 +453,7 @@ impl EventSink for LinearAddresses {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::strategy::StrategySpec;
     use crate::{
         replay::{self, replay},
         strategy::Silent,
@@ -476,7 +461,7 @@ mod tests {
 
     fn assessed(strategy: &str, parameters: &RobsonParameters) -> AdversaryRow {
         let strategy = StrategySpec::from(strategy);
-        let target = AdversaryTarget { strategy, device: "sim".parse().unwrap(), memory_bytes: None };
+        let target = StressTarget { strategy, device: "sim".parse().unwrap(), memory_bytes: None };
         assess(parameters, &target, &AtomicBool::new(false)).unwrap().0
     }
 
@@ -546,7 +531,7 @@ mod tests {
         let refused = assessed("fixed", &parameters);
         assert_eq!((refused.standing, refused.needed_bytes), (BoundStanding::Refuses, None));
         assert_eq!(refused.reason, "serves no requests of 2.00 MiB");
-        let target = AdversaryTarget {
+        let target = StressTarget {
             strategy: StrategySpec::from("tlsf"),
             device: "sim".parse().unwrap(),
             memory_bytes: Some(100 * MIB),
@@ -564,7 +549,7 @@ mod tests {
     #[test]
     fn replayed_trace_reserves_the_same() {
         let (parameters, strategy) = (units(256, 32), StrategySpec::from("caching"));
-        let target = AdversaryTarget { strategy, device: "sim".parse().unwrap(), memory_bytes: None };
+        let target = StressTarget { strategy, device: "sim".parse().unwrap(), memory_bytes: None };
         let (seen, trace) = assess(&parameters, &target, &AtomicBool::new(false)).unwrap();
         let mut device = target.device.open().unwrap();
         let mut strategy = target.with_memory(None).build(device.props()).unwrap();

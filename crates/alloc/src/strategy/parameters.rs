@@ -50,7 +50,7 @@ pub struct Setup<'a> {
 }
 
 /// A strategy by name and parameters, as users type it: `caching:max_split_size_mb:128`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct StrategySpec {
     /// The part before the first colon.
     pub name: String,
