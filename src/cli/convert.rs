@@ -17,9 +17,8 @@ use super::{
     source::SourceOptions,
 };
 use crate::{
-    base::Progress,
     replay::Replay,
-    trace::{self, ProgressSource, Source, WriteError, minimalloc, rmm},
+    trace::{self, ProgressSource, WriteError, minimalloc, rmm},
 };
 
 /// Writes a workload or trace as a trace file.
@@ -80,16 +79,36 @@ pub fn run(args: Args) -> CommandResult {
     }
     let stages = Stages::of(&args.source.source);
     let progress = &stages;
-    let source = ProgressSource::stage(args.source.open(progress)?, progress, target.stage(), 1);
+    let stage = if target == TraceFormat::Torch { "replaying" } else { "writing the file" };
+    let source = ProgressSource::stage(args.source.open(progress)?, progress, stage, 1);
+    let snapshot = match target {
+        // The replay that a snapshot shows.
+        TraceFormat::Torch => {
+            Some(export::witnessed(&Replay::new(&source).device(DeviceOptions::default().spec()?))?.snapshot)
+        }
+        _ => None,
+    };
+    let write = |mut to: &mut dyn Write| match (target, &snapshot) {
+        (_, Some(snapshot)) => {
+            snapshot.write(&mut to, progress)?;
+            Ok((snapshot.traces.iter().map(|trace| trace.len() as u64).sum(), "entries"))
+        }
+        (TraceFormat::Rmm, _) => Ok((rmm::write(&source, to)?, "rows")),
+        (TraceFormat::MiniMalloc, _) => Ok((minimalloc::write(&source, to)?, "buffers")),
+        _ => Ok((trace::write_to(&source, to)?, "events")),
+    };
     if to_standard_output {
-        let mut out = BufWriter::new(io::stdout().lock());
-        target.write(&source, &mut out, progress)?;
+        let written = write(&mut BufWriter::new(io::stdout().lock()));
         stages.finish();
+        written.map_err(|error| match error {
+            WriteError::Trace(error) => CommandError::usage(error),
+            WriteError::Io(error) => CommandError::from(error),
+        })?;
         return Ok(exit::OK);
     }
-    let written = target.save(&source, &args.out, progress)?;
+    let (count, what): (u64, &str) = trace::save(&args.out, write).map_err(CommandError::usage)?;
     stages.finish();
-    output::say(&written)?;
+    output::say(&format!("{count} {what} written to {}", args.out.display()))?;
     Ok(exit::OK)
 }
 
@@ -111,43 +130,4 @@ impl TraceFormat {
             ))),
         }
     }
-
-    /// The progress stage while the source is read.
-    fn stage(self) -> &'static str {
-        match self {
-            TraceFormat::Torch => "replaying",
-            TraceFormat::Oomph | TraceFormat::Rmm | TraceFormat::MiniMalloc => "writing the file",
-        }
-    }
-
-    /// Writes a file, whole or not at all, and returns a message.
-    fn save(self, source: &dyn Source, path: &Path, progress: &dyn Progress) -> Result<String, CommandError> {
-        let (count, what) = match self {
-            TraceFormat::Torch => return export::save(&export::witnessed(&default_replay(source)?)?, path, progress),
-            TraceFormat::Oomph => (trace::write(source, path), "events"),
-            TraceFormat::Rmm => (trace::save(path, |to| rmm::write(source, to)), "rows"),
-            TraceFormat::MiniMalloc => (trace::save(path, |to| minimalloc::write(source, to)), "buffers"),
-        };
-        Ok(format!("{} {what} written to {}", count.map_err(CommandError::usage)?, path.display()))
-    }
-
-    fn write(self, source: &dyn Source, mut to: &mut dyn Write, progress: &dyn Progress) -> Result<(), CommandError> {
-        let written = match self {
-            TraceFormat::Torch => {
-                export::witnessed(&default_replay(source)?)?.snapshot.write(&mut to, progress).map_err(WriteError::Io)
-            }
-            TraceFormat::Oomph => trace::write_to(source, to).map(drop),
-            TraceFormat::Rmm => rmm::write(source, to).map(drop),
-            TraceFormat::MiniMalloc => minimalloc::write(source, to).map(drop),
-        };
-        written.map_err(|error| match error {
-            WriteError::Trace(error) => CommandError::usage(error),
-            WriteError::Io(error) => CommandError::from(error),
-        })
-    }
-}
-
-/// The replay that a snapshot shows.
-fn default_replay(source: &dyn Source) -> Result<Replay<'_>, CommandError> {
-    Ok(Replay::new(source).device(DeviceOptions::default().spec()?))
 }

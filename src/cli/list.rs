@@ -23,7 +23,7 @@ use crate::{
 /// `suites/NAME.toml`), which are marked with their file.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// ListedKind to list [default: everything].
+    /// What to list [default: everything].
     #[arg(value_enum)]
     what: Option<ListedKind>,
     /// Also show parameters and origins.
@@ -34,10 +34,11 @@ pub struct Args {
     json: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 enum ListedKind {
     /// Allocators.
+    #[default]
     Strategies,
     /// Allocation patterns with fixed parameters.
     Workloads,
@@ -48,7 +49,7 @@ enum ListedKind {
 }
 
 /// One line of the list.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct ListedItem {
     kind: ListedKind,
     name: String,
@@ -94,15 +95,7 @@ pub fn run(args: Args) -> CommandResult {
 
 impl ListedItem {
     fn new(kind: ListedKind, name: &str, summary: &str) -> ListedItem {
-        ListedItem {
-            kind,
-            name: name.to_owned(),
-            summary: summary.to_owned(),
-            file: None,
-            replaces_built_in: false,
-            origin: String::new(),
-            parameters: Vec::new(),
-        }
+        ListedItem { kind, name: name.to_owned(), summary: summary.to_owned(), ..ListedItem::default() }
     }
 
     /// An item with a file: its summary and origin, or what is wrong with the file. A broken file

@@ -32,10 +32,8 @@ pub struct RunFolder {
 #[derive(Debug)]
 struct RunRows {
     runs: RowFile<CaseRecord>,
-    records: Vec<CaseRecord>,
     /// Created with the first row: most runs have no wall-clock times.
     timings: Option<RowFile<TimingRecord>>,
-    timing_records: Vec<TimingRecord>,
 }
 
 /// Creates a folder with its `env.json`. A folder that already holds a run is refused.
@@ -94,18 +92,13 @@ impl RunFolder {
         path: &Path,
         environment: &Environment,
         records: Vec<CaseRecord>,
-        timing_records: Vec<TimingRecord>,
+        timings: Vec<TimingRecord>,
     ) -> Result<RunFolder, ReportError> {
-        let runs = RowFile::write(&path.join("runs.csv"), &records)?;
-        let timings = match timing_records.as_slice() {
-            [] => None,
-            known => Some(RowFile::write(&path.join("timings.csv"), known)?),
-        };
-        Ok(RunFolder {
-            path: path.to_owned(),
-            environment: environment.clone(),
-            content: Mutex::new(RunRows { runs, records, timings, timing_records }),
-        })
+        let runs = RowFile::write(&path.join("runs.csv"), records)?;
+        let timings = Some(timings).filter(|timings| !timings.is_empty());
+        let timings = timings.map(|timings| RowFile::write(&path.join("timings.csv"), timings)).transpose()?;
+        let content = Mutex::new(RunRows { runs, timings });
+        Ok(RunFolder { path: path.to_owned(), environment: environment.clone(), content })
     }
 
     /// Its path.
@@ -117,34 +110,25 @@ impl RunFolder {
     /// The ids of the cases that need not run again.
     #[must_use]
     pub fn completed_cases(&self) -> BTreeSet<String> {
-        self.content()
-            .records
-            .iter()
-            .filter(|record| record.status.is_final())
-            .map(|record| record.case_id.clone())
-            .collect()
+        let content = self.content();
+        let completed = content.runs.rows.iter().filter(|record| record.status.is_final());
+        completed.map(|record| record.case_id.clone()).collect()
     }
 
     /// Adds a case. Its file is written before its row, so that every row has its file.
     pub fn append(&self, record: &CaseRecord, detail: &CaseDetail) -> Result<(), ReportError> {
         let path = detail_path(&self.path, &record.case_id);
         rows::replace(&path, &compressed(detail, &path)?)?;
-        let mut content = self.content();
-        content.runs.append(record)?;
-        content.records.push(record.clone());
-        Ok(())
+        self.content().runs.append(record.clone())
     }
 
     /// Adds the times of a case.
     pub fn append_timing(&self, record: &TimingRecord) -> Result<(), ReportError> {
         let mut content = self.content();
         match &mut content.timings {
-            Some(timings) => timings.append(record)?,
-            None => {
-                content.timings = Some(RowFile::write(&self.path.join("timings.csv"), std::slice::from_ref(record))?);
-            }
+            Some(timings) => timings.append(record.clone())?,
+            None => content.timings = Some(RowFile::write(&self.path.join("timings.csv"), vec![record.clone()])?),
         }
-        content.timing_records.push(record.clone());
         Ok(())
     }
 
@@ -152,17 +136,14 @@ impl RunFolder {
     /// with ratios to the strategy `base`, and `summary.md`. Returns the sorted rows.
     pub fn finish(&self, case_ids: &[String], base: &str) -> Result<Vec<CaseRecord>, ReportError> {
         let mut content = self.content();
-        let records = in_order(&content.records, case_ids, |record| (&record.case_id, 0));
-        content.runs = RowFile::write(&self.path.join("runs.csv"), &records)?;
-        if content.timings.is_some() {
-            let timings =
-                in_order(&content.timing_records, case_ids, |record| (&record.case_id, record.threads.unwrap_or(0)));
-            content.timings = Some(RowFile::write(&self.path.join("timings.csv"), &timings)?);
-            content.timing_records = timings;
+        let records = in_order(&content.runs.rows, case_ids, |record| (&record.case_id, 0));
+        content.runs = RowFile::write(&self.path.join("runs.csv"), records.clone())?;
+        if let Some(timings) = &content.timings {
+            let timings = in_order(&timings.rows, case_ids, |record| (&record.case_id, record.threads.unwrap_or(0)));
+            content.timings = Some(RowFile::write(&self.path.join("timings.csv"), timings)?);
         }
         rows::save(&self.path.join("comparison.csv"), &scenario::comparison_csv(&records, base)?)?;
         rows::save(&self.path.join("summary.md"), &cases::summary(&self.environment, &records))?;
-        content.records.clone_from(&records);
         Ok(records)
     }
 
@@ -194,7 +175,6 @@ pub trait FolderRecord: CsvRow + Clone {
 pub struct RecordFolder<T> {
     path: PathBuf,
     table: RowFile<T>,
-    records: Vec<T>,
 }
 
 impl<T: FolderRecord> RecordFolder<T> {
@@ -213,8 +193,7 @@ impl<T: FolderRecord> RecordFolder<T> {
 
     /// The folder, with exactly these rows.
     pub(super) fn with(path: &Path, records: Vec<T>) -> Result<RecordFolder<T>, ReportError> {
-        let table = RowFile::write(&Self::csv(path), &records)?;
-        Ok(RecordFolder { path: path.to_owned(), table, records })
+        Ok(RecordFolder { path: path.to_owned(), table: RowFile::write(&Self::csv(path), records)? })
     }
 
     /// The rows of a folder.
@@ -229,22 +208,21 @@ impl<T: FolderRecord> RecordFolder<T> {
     /// Whether the row is there.
     #[must_use]
     pub fn has(&self, id: &str) -> bool {
-        self.records.iter().any(|record| record.id() == id)
+        self.table.rows.iter().any(|record| record.id() == id)
     }
 
     /// Adds a row.
     pub fn append(&mut self, record: &T) -> Result<(), ReportError> {
-        self.table.append(record)?;
-        self.records.push(record.clone());
-        Ok(())
+        self.table.append(record.clone())
     }
 
     /// Sorts the rows by `ids`, writes the page, and returns the rows.
-    pub fn finish(mut self, ids: &[String]) -> Result<Vec<T>, ReportError> {
-        self.records.sort_by_key(|record| ids.iter().position(|id| *id == record.id()).unwrap_or(ids.len()));
-        RowFile::write(&Self::csv(&self.path), &self.records)?;
-        rows::save(&self.path.join(T::NAME).with_extension("md"), &T::page(&self.records))?;
-        Ok(self.records)
+    pub fn finish(self, ids: &[String]) -> Result<Vec<T>, ReportError> {
+        let mut records = self.table.rows;
+        records.sort_by_key(|record| ids.iter().position(|id| *id == record.id()).unwrap_or(ids.len()));
+        rows::save(&Self::csv(&self.path), &rows::to_csv(&records)?)?;
+        rows::save(&self.path.join(T::NAME).with_extension("md"), &T::page(&records))?;
+        Ok(records)
     }
 }
 

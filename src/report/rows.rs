@@ -6,7 +6,6 @@
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Write},
-    marker::PhantomData,
     path::{Path, PathBuf},
 };
 
@@ -25,22 +24,25 @@ impl<T: Serialize + DeserializeOwned + Default> CsvRow for T {}
 pub(super) struct RowFile<T> {
     path: PathBuf,
     file: File,
-    row: PhantomData<fn(T)>,
+    /// All of its rows.
+    pub(super) rows: Vec<T>,
 }
 
 impl<T: CsvRow> RowFile<T> {
     /// Writes the file anew, with its header and these rows. A crash leaves the old file or the new
     /// one.
-    pub(super) fn write(path: &Path, rows: &[T]) -> Result<RowFile<T>, ReportError> {
-        save(path, &to_csv(rows)?)?;
+    pub(super) fn write(path: &Path, rows: Vec<T>) -> Result<RowFile<T>, ReportError> {
+        save(path, &to_csv(&rows)?)?;
         let file = OpenOptions::new().append(true).open(path).map_err(ReportError::io(path))?;
-        Ok(RowFile { path: path.to_owned(), file, row: PhantomData })
+        Ok(RowFile { path: path.to_owned(), file, rows })
     }
 
     /// Adds a row.
-    pub(super) fn append(&mut self, row: &T) -> Result<(), ReportError> {
-        let line = lines(std::slice::from_ref(row), false)?;
-        self.file.write_all(line.as_bytes()).and_then(|()| self.file.flush()).map_err(ReportError::io(&self.path))
+    pub(super) fn append(&mut self, row: T) -> Result<(), ReportError> {
+        let line = lines([&row], false)?;
+        self.file.write_all(line.as_bytes()).and_then(|()| self.file.flush()).map_err(ReportError::io(&self.path))?;
+        self.rows.push(row);
+        Ok(())
     }
 }
 
@@ -176,7 +178,7 @@ impl PlannedCase {
 
     /// Writes the plan into a folder.
     pub fn write(folder: &Path, plan: &[PlannedCase]) -> Result<(), ReportError> {
-        RowFile::write(&folder.join("plan.csv"), plan).map(drop)
+        save(&folder.join("plan.csv"), &to_csv(plan)?)
     }
 
     /// The plan of a folder, if it has one.
@@ -202,7 +204,7 @@ mod tests {
         let path = folder.path().join("reasons.csv");
         let row = |case: &str| CaseReason { case: case.to_owned(), reason: "left: \"1\"\nright: 2\n".to_owned() };
         let both = [row("a"), row("b")];
-        RowFile::write(&path, &both).unwrap();
+        RowFile::write(&path, both.to_vec()).unwrap();
         let whole = fs::read(&path).unwrap();
         let first_ends = to_csv(&both[..1]).unwrap().len();
         for cut in 0..=whole.len() {

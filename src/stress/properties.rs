@@ -111,11 +111,9 @@ fn smallest(target: &StressTarget, trace: &Trace, faults: &[FaultSpec], broke: &
     let tried = if broke == HANG { target.hurried() } else { target.clone() };
     let (small, fewer) = shrunk(&tried, trace, faults, broke);
     let failure = |trace: Trace, faults: &[FaultSpec], detail: Option<String>| StressFailure {
-        found_by: KIND,
-        strategy: target.strategy.to_string(),
-        detail: detail.unwrap_or_else(|| broke.to_owned()),
         trace: Some(trace),
         conditions: faults.iter().map(|fault| format!("--fail {fault}")).collect(),
+        ..target.failure(KIND, detail.unwrap_or_else(|| broke.to_owned()))
     };
     match detail(target, &small, &fewer) {
         // With the shorter time-out a slow trace may have looked like one that hangs.
@@ -454,7 +452,12 @@ mod tests {
             let verdict = judged(&format!("flawed:{flaw:?}"), 60);
             let [failure] = &verdict.failures[..] else { panic!("{flaw:?}: {verdict:?}") };
             let events = &failure.trace.as_ref().unwrap().events;
-            println!("{flaw:?}: run {}, {} events: {failure} {:?}", verdict.trials, events.len(), failure.conditions);
+            println!(
+                "{flaw:?}: run {}, {} events: {failure} {:?}",
+                verdict.row.trials,
+                events.len(),
+                failure.conditions
+            );
             assert!(failure.detail.contains(says), "{flaw:?}: {failure}");
             assert!(events.len() <= most_events, "{flaw:?}: {failure}: {events:?}");
         }
@@ -470,7 +473,7 @@ mod tests {
     #[test]
     fn flawless_allocator_passes() {
         let verdict = judged("flawed:None", 60);
-        assert_eq!((verdict.word(), verdict.trials), ("passed", 80), "{:?}", verdict.failures);
+        assert_eq!((verdict.word(), verdict.row.trials), ("passed", 80), "{:?}", verdict.failures);
     }
 
     #[test]
@@ -484,14 +487,16 @@ mod tests {
 
     #[test]
     fn same_seed_gives_the_same_verdict() {
-        let numbers = |verdict: StressVerdict| (verdict.trials, verdict.events, verdict.ooms, verdict.driver_calls);
+        let numbers = |verdict: StressVerdict| {
+            (verdict.row.trials, verdict.row.events, verdict.row.ooms, verdict.row.driver_calls)
+        };
         assert_eq!(numbers(judged("caching", 12)), numbers(judged("caching", 12)));
     }
 
     #[test]
     fn stop_and_unknown_strategy() {
         let programs = ProgramRange { first: 0, count: 10, seed: 1 };
-        assert_eq!(properties(&target("caching"), &programs, &|| true).trials, 0);
+        assert_eq!(properties(&target("caching"), &programs, &|| true).row.trials, 0);
         let verdict = judged("no such strategy", 10);
         assert!(verdict.skipped.is_some_and(|reason| reason.contains("unknown strategy")));
     }

@@ -9,18 +9,19 @@ use std::{sync::atomic::Ordering, time::Instant};
 
 use super::{
     StressFailure, TargetError,
-    checked_run::{catch_panic, panic_message},
-    integrity::{EnduranceTest, PatternPlayer, ProgramMix, StopCondition, integrity_program},
+    checked_run::catch_panic,
+    integrity::{
+        EnduranceTest, PatternPlayer, ProgramMix, StopCondition, broken_otherwise, integrity_program, lost_context,
+    },
     state::{EnduranceOutcome, IntegrityCounts},
 };
 use crate::{
-    base::Bytes,
     device::{
         Device,
         wrap::{FaultPlan, FaultyDevice},
     },
     models::SeededRandom,
-    strategy::{StrategyError, wrap::CheckedStrategy},
+    strategy::wrap::CheckedStrategy,
 };
 
 /// The name of this kind of stress.
@@ -47,10 +48,7 @@ impl EnduranceTest {
         until: &StopCondition<'_>,
         progress: &mut dyn FnMut(&IntegrityCounts),
     ) -> Result<EnduranceOutcome, TargetError> {
-        let (strategy, device) = match self.target.open_with_contents() {
-            Err(error) if error.is_skip() => return Ok(EnduranceOutcome::skipped(error)),
-            opened => opened?,
-        };
+        let (strategy, device) = self.target.open_with_contents()?;
         let begin = Instant::now();
         let random = SeededRandom::new(self.seed, "soak faults").into_rng();
         let device = FaultyDevice::with(FaultPlan::none().fail_one_in(fault_one_in, random), device);
@@ -78,21 +76,21 @@ impl EnduranceTest {
             count(&mut player);
             Ok(())
         });
-        let mut outcome =
-            EnduranceOutcome { counts: player.counts.clone(), levels: player.levels, ..EnduranceOutcome::default() };
-        let held = player.device.held_bytes();
         let broken = player.damaged.first().map(ToString::to_string);
         let broken = broken.or_else(|| player.strategy.violations().first().map(ToString::to_string));
-        let broken = broken.or_else(|| match played {
-            Ok(Ok(())) => (held > 0).then(|| format!("after a close the device still holds {}", Bytes(held))),
-            Ok(Err::<(), StrategyError>(error)) => {
-                outcome.lost_context = error.loses_context();
-                Some(error.to_string())
-            }
-            Err(payload) => Some(panic_message(&*payload)),
-        });
-        outcome.failures.extend(broken.map(|detail| self.soak_failure(fault_one_in, detail)));
-        Ok(outcome)
+        let broken = broken.or_else(|| broken_otherwise(&player, &played).map(|(_, detail)| detail));
+        // A soak is too long for a trace; the seed repeats it on the simulated device.
+        let failure = |detail| StressFailure {
+            conditions: vec![format!("--fault-one-in {fault_one_in}")],
+            ..self.target.failure(KIND, detail)
+        };
+        Ok(EnduranceOutcome {
+            levels: player.levels,
+            failures: broken.map(failure).into_iter().collect(),
+            lost_context: lost_context(&played),
+            counts: player.counts,
+            skipped: None,
+        })
     }
 
     fn soak_mix(&self) -> ProgramMix {
@@ -104,17 +102,6 @@ impl EnduranceTest {
             live_bytes: memory / 100 * WANTED_PERCENT,
             long_lived_bytes: memory / 100 * LONG_LIVED_PERCENT,
             replaced_one_in: 12,
-        }
-    }
-
-    /// A soak is too long for a trace; the seed repeats it on the simulated device.
-    fn soak_failure(&self, fault_one_in: u64, detail: String) -> StressFailure {
-        StressFailure {
-            found_by: KIND,
-            strategy: self.target.strategy.to_string(),
-            detail,
-            trace: None,
-            conditions: vec![format!("--fault-one-in {}", fault_one_in)],
         }
     }
 }

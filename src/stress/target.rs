@@ -1,5 +1,6 @@
 //! What is put under stress: a strategy and the device that it runs on, both by name.
 
+use super::StressFailure;
 #[cfg(test)]
 use crate::strategy::flawed::Flawed;
 use crate::{
@@ -38,7 +39,8 @@ pub enum TargetError {
 
 impl TargetError {
     /// Whether the target exists but cannot be tested here.
-    pub(super) fn is_skip(&self) -> bool {
+    #[must_use]
+    pub fn is_skip(&self) -> bool {
         matches!(self, TargetError::Missing(_) | TargetError::Imaginary)
     }
 }
@@ -47,6 +49,12 @@ impl TargetError {
 pub(super) type OpenedTarget = (Box<dyn Strategy>, Box<dyn Device>);
 
 impl StressTarget {
+    /// A failure of this target, without a trace.
+    pub(super) fn failure(&self, found_by: &'static str, detail: String) -> StressFailure {
+        let strategy = self.strategy.to_string();
+        StressFailure { found_by, strategy, detail, trace: None, conditions: Vec::new() }
+    }
+
     /// A fresh strategy and device. Checks that the device has what the strategy needs.
     pub(super) fn open(&self) -> Result<OpenedTarget, TargetError> {
         let device = self.open_device()?;

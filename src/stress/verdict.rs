@@ -39,22 +39,10 @@ pub struct StressKind {
 /// The result of one kind of stress for one strategy.
 #[derive(Clone, Debug, Default)]
 pub struct StressVerdict {
-    /// The kind: `integrity`, `properties`, `faults` ...
-    pub kind: &'static str,
-    /// The strategy as users type it.
-    pub strategy: String,
+    /// Its kind, strategy and counts.
+    pub row: VerdictRow,
     /// Why it was not tested, if so.
     pub skipped: Option<String>,
-    /// The number of programs played.
-    pub trials: u64,
-    /// Events of those programs.
-    pub events: u64,
-    /// Requests that were served.
-    pub served: u64,
-    /// Requests that ran out of memory, which is not a failure.
-    pub ooms: u64,
-    /// Driver calls, including failed ones.
-    pub driver_calls: u64,
     /// Broken promises.
     pub failures: Vec<StressFailure>,
 }
@@ -72,38 +60,48 @@ pub struct FailureEvidence {
 
 /// A verdict as a row of a table or file; each failure has its own row.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the columns are the fields of the verdict and its evidence")]
 pub struct VerdictRow {
+    /// The kind: `integrity`, `properties`, `faults` ...
     pub kind: String,
+    /// The strategy as users type it.
     pub strategy: String,
     /// `passed`, `failed` or `skipped`.
     pub verdict: String,
+    /// The number of programs played.
     pub trials: u64,
+    /// Events of those programs.
     pub events: u64,
+    /// Requests that were served.
     pub served: u64,
+    /// Requests that ran out of memory, which is not a failure.
     pub ooms: u64,
+    /// Driver calls, including failed ones.
     pub driver_calls: u64,
     /// What happened, or why it was skipped.
     pub detail: String,
+    /// The file with the trace of the failure; empty if there is none.
     pub trace: String,
+    /// The number of events in that file.
     pub trace_events: u64,
+    /// The command that reproduces the failure.
     pub repeat: String,
 }
 
 impl StressVerdict {
     /// A verdict before the first program.
     #[must_use]
-    pub fn new(kind: &'static str, strategy: impl ToString) -> StressVerdict {
-        StressVerdict { kind, strategy: strategy.to_string(), ..StressVerdict::default() }
+    pub fn new(kind: &str, strategy: impl ToString) -> StressVerdict {
+        let row = VerdictRow { kind: kind.to_owned(), strategy: strategy.to_string(), ..VerdictRow::default() };
+        StressVerdict { row, ..StressVerdict::default() }
     }
 
     /// Counts a run.
     pub(super) fn count(&mut self, run: &CheckedRun) {
-        self.trials += 1;
-        self.events += run.events;
-        self.served += run.served;
-        self.ooms += run.ooms;
-        self.driver_calls += run.calls.total().count;
+        self.row.trials += 1;
+        self.row.events += run.events;
+        self.row.served += run.served;
+        self.row.ooms += run.ooms;
+        self.row.driver_calls += run.calls.total().count;
     }
 
     /// The verdict in one word.
@@ -120,16 +118,9 @@ impl StressVerdict {
     #[must_use]
     pub fn rows(&self, evidence: &[FailureEvidence]) -> Vec<VerdictRow> {
         let row = VerdictRow {
-            kind: self.kind.to_owned(),
-            strategy: self.strategy.clone(),
             verdict: self.word().to_owned(),
-            trials: self.trials,
-            events: self.events,
-            served: self.served,
-            ooms: self.ooms,
-            driver_calls: self.driver_calls,
             detail: self.skipped.clone().unwrap_or_default(),
-            ..VerdictRow::default()
+            ..self.row.clone()
         };
         if self.failures.is_empty() {
             return vec![row];

@@ -58,13 +58,13 @@ impl AllArgs {
             let end = time.next_end();
             let over = || stop.load(Ordering::Relaxed) || Instant::now() >= end;
             let mut verdict = (kind.judge)(target, self.options.seed, &over);
-            if verdict.trials == 0 && verdict.failures.is_empty() {
+            if verdict.row.trials == 0 && verdict.failures.is_empty() {
                 verdict.skipped.get_or_insert_with(|| "no time was left for it".to_owned());
             }
             verdict
         });
         // The sort is stable, so strategies keep their order.
-        verdicts.sort_by_key(|verdict| KINDS.iter().position(|kind| kind.name == verdict.kind));
+        verdicts.sort_by_key(|verdict| KINDS.iter().position(|kind| kind.name == verdict.row.kind));
         self.options.conclude_as_matrix(&verdicts, &stop)
     }
 }

@@ -161,7 +161,10 @@ impl EnduranceOptions {
                 let until = StopCondition { blocks: self.stress_count, over: &over };
                 let (threads, streams, sizes) = (self.threads, self.streams, self.sizes);
                 let test = EnduranceTest { target: target.clone(), threads, streams, sizes, seed };
-                stress(&test, &until, &mut |counts| bar.set_message(progress_text(target, counts)))
+                match stress(&test, &until, &mut |counts| bar.set_message(progress_text(target, counts))) {
+                    Err(error) if error.is_skip() => Ok(EnduranceOutcome::skipped(error)),
+                    outcome => outcome,
+                }
             };
             if outcome.as_ref().is_ok_and(|outcome| outcome.lost_context) {
                 lost.store(true, Ordering::Relaxed);

@@ -6,6 +6,7 @@ use super::{
     super::{render::counted, thresholds::status_words},
     element::{BarPart, Cell, HtmlTable, PageSection, code, escape, no_case, stacked},
     material::PageContext,
+    overview::tally,
 };
 use crate::answer::{
     claims::{ClaimRecord, ClaimVerdict},
@@ -47,17 +48,11 @@ pub(super) fn thresholds(context: &PageContext<'_>) -> Option<PageSection> {
 }
 
 fn threshold_finding(rows: &[&ThresholdRecord]) -> String {
-    let mut wins: Vec<(&str, usize)> = Vec::new();
-    let mut workloads = 0;
-    for of_workload in rows.chunk_by(|a, b| a.workload == b.workload) {
-        let best = of_workload.iter().filter(|row| row.threshold_bytes.is_some()).min_by_key(|row| row.threshold_bytes);
-        let Some(best) = best else { continue };
-        workloads += 1;
-        match wins.iter_mut().find(|(name, _)| *name == best.strategy) {
-            Some((_, count)) => *count += 1,
-            None => wins.push((&best.strategy, 1)),
-        }
-    }
+    let best = rows.chunk_by(|a, b| a.workload == b.workload).filter_map(|of_workload| {
+        of_workload.iter().filter(|row| row.threshold_bytes.is_some()).min_by_key(|row| row.threshold_bytes)
+    });
+    let wins = tally(best.map(|row| row.strategy.as_str()));
+    let workloads: usize = wins.iter().map(|(_, count)| count).sum();
     match wins.iter().max_by_key(|(_, count)| *count) {
         Some((name, count)) => format!("{} needs the least memory on {count} of {workloads} workloads", code(name)),
         None => "No memory was enough".to_owned(),

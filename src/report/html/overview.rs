@@ -59,12 +59,12 @@ fn headline(context: &PageContext<'_>) -> String {
 type Card = (&'static str, String);
 
 /// How often each strategy is the best, sorted.
-fn tally<'a>(winners: impl Iterator<Item = &'a CaseRecord>) -> Vec<(&'a str, usize)> {
+pub(super) fn tally<'a>(winners: impl Iterator<Item = &'a str>) -> Vec<(&'a str, usize)> {
     let mut counts: Vec<(&str, usize)> = Vec::new();
     for winner in winners {
-        match counts.iter_mut().find(|(name, _)| *name == winner.strategy) {
+        match counts.iter_mut().find(|(name, _)| *name == winner) {
             Some((_, count)) => *count += 1,
-            None => counts.push((&winner.strategy, 1)),
+            None => counts.push((winner, 1)),
         }
     }
     counts.sort_by_key(|&(_, count)| std::cmp::Reverse(count));
@@ -85,7 +85,7 @@ fn in_words(counts: &[(&str, usize)], of: usize, what: &str) -> String {
 }
 
 fn least_memory(context: &PageContext<'_>) -> Option<Card> {
-    let counts = tally(context.groups.iter().filter_map(least));
+    let counts = tally(context.groups.iter().filter_map(least).map(|record| record.strategy.as_str()));
     let (first, _) = counts.first()?;
     let of = counts.iter().map(|(_, count)| count).sum();
     let mut answer = in_words(&counts, of, "The least memory:");
@@ -139,7 +139,7 @@ fn ran_out(context: &PageContext<'_>) -> Option<Card> {
 }
 
 fn fast(context: &PageContext<'_>) -> Option<Card> {
-    let counts = tally(context.groups.iter().filter_map(fastest));
+    let counts = tally(context.groups.iter().filter_map(fastest).map(|record| record.strategy.as_str()));
     counts.first()?;
     let of = counts.iter().map(|(_, count)| count).sum();
     Some(("Which strategy is fastest?", in_words(&counts, of, "The least time in driver calls:")))

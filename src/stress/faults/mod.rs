@@ -189,11 +189,9 @@ impl FaultTester<'_> {
     fn fail(&mut self, program: &Trace, fault: Option<FaultSpec>, detail: String) {
         let under = fault.map(|fault| format!("under {fault}: ")).unwrap_or_default();
         self.report.verdict.failures.push(StressFailure {
-            found_by: KIND,
-            strategy: self.target.strategy.to_string(),
-            detail: format!("{}: {under}{detail}", program.name),
             trace: Some(program.clone()),
             conditions: fault.map(|fault| format!("--fault {fault}")).into_iter().collect(),
+            ..self.target.failure(KIND, format!("{}: {under}{detail}", program.name))
         });
     }
 }
@@ -297,7 +295,7 @@ mod tests {
             let report = everything(entry.name);
             assert_eq!(report.verdict.word(), "passed", "{:?}", report.verdict.failures);
             assert_eq!(report.left_out, 0, "{}: programs are short enough for every call", entry.name);
-            assert!(report.verdict.trials > 3 * report.calls.total().count, "{}: {:?}", entry.name, report.verdict);
+            assert!(report.verdict.row.trials > 3 * report.calls.total().count, "{}: {:?}", entry.name, report.verdict);
         }
     }
 
@@ -354,7 +352,7 @@ mod tests {
 
     #[test]
     fn stop_and_unknown_strategy() {
-        assert_eq!(faults(&target("caching"), &FaultOptions::default(), &|| true).verdict.trials, 0);
+        assert_eq!(faults(&target("caching"), &FaultOptions::default(), &|| true).verdict.row.trials, 0);
         let skipped = everything("no such strategy").verdict.skipped;
         assert!(skipped.is_some_and(|reason| reason.contains("unknown strategy")));
     }

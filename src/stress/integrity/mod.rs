@@ -13,7 +13,10 @@ mod program;
 mod tests;
 mod threads;
 
-use std::time::{Duration, Instant};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 pub use program::{BlockSizes, BlockSizesError};
 
@@ -32,6 +35,7 @@ use super::{
 use crate::{
     base::{Bytes, MIB},
     device::{Damage, DeviceClock},
+    strategy::StrategyError,
     trace::Trace,
 };
 
@@ -54,8 +58,8 @@ fn judge(target: &StressTarget, seed: u64, over: &dyn Fn() -> bool) -> StressVer
     let integrity = EnduranceTest { target: target.clone(), threads: 4, streams: 4, sizes: BlockSizes::MIXED, seed };
     match integrity.run(&StopCondition { blocks: None, over }, &mut |_| {}) {
         Ok(outcome) => {
-            (verdict.trials, verdict.served) = (outcome.counts.blocks, outcome.counts.blocks);
-            (verdict.ooms, verdict.skipped, verdict.failures) =
+            (verdict.row.trials, verdict.row.served) = (outcome.counts.blocks, outcome.counts.blocks);
+            (verdict.row.ooms, verdict.skipped, verdict.failures) =
                 (outcome.counts.ooms, outcome.skipped, outcome.failures);
         }
         Err(error) => verdict.skipped = Some(error.to_string()),
@@ -106,10 +110,7 @@ impl EnduranceTest {
         until: &StopCondition<'_>,
         progress: &mut dyn FnMut(&IntegrityCounts),
     ) -> Result<EnduranceOutcome, TargetError> {
-        let opened = match self.target.open_with_contents() {
-            Err(error) if error.is_skip() => return Ok(EnduranceOutcome::skipped(error)),
-            opened => opened?,
-        };
+        let opened = self.target.open_with_contents()?;
         if opened.1.props().clock == DeviceClock::Wall {
             return Ok(self.with_threads(opened, until, progress));
         }
@@ -157,11 +158,7 @@ impl EnduranceTest {
         trace: &Trace,
         until: &StopCondition<'_>,
     ) -> Result<EnduranceOutcome, TargetError> {
-        let opened = match self.target.open_with_contents() {
-            Err(error) if error.is_skip() => return Ok(EnduranceOutcome::skipped(error)),
-            opened => opened?,
-        };
-        let run = play(opened, trace, until.over);
+        let run = play(self.target.open_with_contents()?, trace, until.over);
         outcome.counts.add(&run.counts);
         outcome.lost_context |= run.lost_context;
         if let Some(broken) = run.broken {
@@ -170,7 +167,7 @@ impl EnduranceTest {
                 true => smallest(trace, broken, &mut || self.target.open_with_contents().ok()),
                 false => (trace.clone(), broken),
             };
-            outcome.failures.push(self.failure(broken.1, Some(smallest)));
+            outcome.failures.push(StressFailure { trace: Some(smallest), ..self.target.failure(KIND, broken.1) });
         }
         Ok(outcome)
     }
@@ -187,7 +184,7 @@ impl EnduranceTest {
         let mut outcome = EnduranceOutcome { counts: run.counts, skipped, ..EnduranceOutcome::default() };
         if let Some(error) = run.error {
             outcome.lost_context = error.loses_context();
-            outcome.failures.push(self.failure(error.to_string(), None));
+            outcome.failures.push(self.target.failure(KIND, error.to_string()));
         }
         if !run.damaged.is_empty() {
             let trace = self.find_in_simulation(until);
@@ -195,7 +192,7 @@ impl EnduranceTest {
             if trace.is_some() {
                 detail += "; the trace reproduces it with --device sim --memory 256MiB";
             }
-            outcome.failures.push(self.failure(detail, trace));
+            outcome.failures.push(StressFailure { trace, ..self.target.failure(KIND, detail) });
         }
         outcome
     }
@@ -216,11 +213,6 @@ impl EnduranceTest {
         let outcome = simulated.run(&until, &mut |_| {}).ok()?;
         outcome.failures.into_iter().next().and_then(|failure| failure.trace)
     }
-
-    fn failure(&self, detail: String, trace: Option<Trace>) -> StressFailure {
-        let strategy = self.target.strategy.to_string();
-        StressFailure { found_by: KIND, strategy, detail, trace, conditions: Vec::new() }
-    }
 }
 
 /// How long the simulated device is searched for a failure of a real one.
@@ -229,7 +221,7 @@ const LONGEST_SEARCH: Duration = Duration::from_secs(20);
 const SIMULATED_BYTES: u64 = 256 * MIB;
 
 /// A broken promise as a word and as a sentence.
-type BrokenPromise = (&'static str, String);
+pub(super) type BrokenPromise = (&'static str, String);
 
 /// The result of playing one trace.
 struct IntegrityRun {
@@ -248,16 +240,30 @@ fn play((strategy, device): OpenedTarget, trace: &Trace, over: &dyn Fn() -> bool
         }
         player.close()
     });
+    let broken = match player.damaged.is_empty() {
+        false => Some(("contents", damage_text(&player.damaged))),
+        true => broken_otherwise(&player, &played),
+    };
+    IntegrityRun { counts: player.counts, broken, lost_context: lost_context(&played) }
+}
+
+/// How the programs of a player and the close ended; a panic is an error of the thread.
+pub(super) type PlayResult = thread::Result<Result<(), StrategyError>>;
+
+/// What a run broke other than contents.
+pub(super) fn broken_otherwise<S>(player: &PatternPlayer<S>, played: &PlayResult) -> Option<BrokenPromise> {
     let held = player.device.held_bytes();
-    let broken = match &played {
-        _ if !player.damaged.is_empty() => Some(("contents", damage_text(&player.damaged))),
+    match played {
         Ok(Ok(())) if held > 0 => Some(("close", format!("after a close the device still holds {}", Bytes(held)))),
         Ok(Ok(())) => None,
         Ok(Err(error)) => Some(("error", error.to_string())),
         Err(payload) => Some(("panic", panic_message(&**payload))),
-    };
-    let lost_context = matches!(&played, Ok(Err(error)) if error.loses_context());
-    IntegrityRun { counts: player.counts, broken, lost_context }
+    }
+}
+
+/// Whether this process can no longer use the device.
+pub(super) fn lost_context(played: &PlayResult) -> bool {
+    matches!(played, Ok(Err(error)) if error.loses_context())
 }
 
 /// Shrinks a trace that breaks a promise.

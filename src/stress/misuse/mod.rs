@@ -130,14 +130,11 @@ pub fn misuses(target: &StressTarget, misuses: &[&'static Misuse], stop: &dyn Fn
                 break;
             }
         };
-        report.verdict.trials += 1;
+        report.verdict.row.trials += 1;
         if consequence == MisuseConsequence::Corrupts {
             report.verdict.failures.push(StressFailure {
-                found_by: KIND,
-                strategy: strategy.clone(),
-                detail: format!("{} by {access}: {detail}", entry.name),
-                trace: None,
                 conditions: vec![format!("--misuse {}", entry.name)],
+                ..target.failure(KIND, format!("{} by {access}: {detail}", entry.name))
             });
         }
         report.rows.push(MisuseRow {
