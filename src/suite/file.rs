@@ -310,7 +310,7 @@ mod tests {
     fn bare_word_for_a_list_is_explained() {
         let text = "question = 'why?'\n[[group]]\nworkloads = 'random'\nstrategies = 'all'\n";
         let message = SuiteFile::parse("x", "x.toml", text).unwrap_err().to_string();
-        assert!(message.contains("write [\"random\"]"), "{message}");
+        assert!(message.contains("line 3") && message.contains("write \"all\" or a list of names"), "{message}");
     }
 
     #[test]

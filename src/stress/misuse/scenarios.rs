@@ -1,10 +1,7 @@
 //! All scenarios of misuse. A new one is an entry in [`MISUSES`], with a function if its steps are
 //! not among [`MisuseStep`].
 
-use self::{
-    MisuseStep::{Close, Forget, Free, Reuse, Trim, WrongFree, WrongUse},
-    Scenario::{Function, Requests, Steps},
-};
+use self::MisuseStep::{BadFree, BadUse, Close, Forget, Free, Reuse, Trim};
 use super::{
     AccessPath, Misuse,
     session::{MisuseSession, NO_STREAM, ScenarioError},
@@ -16,85 +13,57 @@ use crate::{
 
 /// Every misuse, in the order of tables.
 pub static MISUSES: &[Misuse] = &[
-    of_block("double-free", "a block is freed twice", Steps(&[Free, WrongFree(HOME)])),
-    of_block(
-        "double-free-reused",
-        "a block is freed again after its memory was reused",
-        Steps(&[Free, Reuse, WrongFree(HOME)]),
-    ),
-    of_block(
-        "double-free-waiting",
-        "a block is freed again while its first free waits for a stream",
-        Function(double_free_waiting),
-    ),
-    of_block("foreign-pointer", "memory of another owner is freed and used", Function(foreign_pointer)),
-    of_block("interior-pointer", "an address inside a block is freed and used", Function(interior_pointer)),
-    of_block("null-pointer", "the null address is freed and used", Function(null_pointer)),
-    of_call("forged-handle", "handles with a wrong slot, generation or address", Function(forged_handle)),
-    of_call("wrong-size", "a block is freed with a wrong size", Function(wrong_size)),
-    of_block("use-after-free", "a freed block is used on a stream", Steps(&[Free, WrongUse(ELSEWHERE)])),
-    of_block(
-        "use-after-reuse",
-        "a freed block is used after its memory was reused",
-        Steps(&[Free, Reuse, WrongUse(ELSEWHERE)]),
-    ),
-    of_block(
-        "free-after-trim",
-        "a block is freed again after its memory was returned to the device",
-        Steps(&[Free, Trim, WrongFree(HOME)]),
-    ),
-    of_block(
-        "use-after-trim",
-        "a block is used after its memory was returned to the device",
-        Steps(&[Free, Trim, WrongUse(ELSEWHERE)]),
-    ),
-    of_block("free-after-close", "a block outlives its strategy and is freed", Steps(&[Close, WrongFree(HOME)])),
-    of_block("use-after-close", "a block outlives its strategy and is used", Steps(&[Close, WrongUse(ELSEWHERE)])),
-    of_block(
-        "free-on-other-stream",
-        "a free is ordered on a stream other than the block's",
-        Function(free_on_other_stream),
-    ),
-    of_block(
-        "free-on-unknown-stream",
-        "a free is ordered on a stream that does not exist",
-        Steps(&[WrongFree(NO_STREAM)]),
-    ),
+    of_block("double-free", "a block is freed twice", &[Free, BadFree(HOME)]),
+    of_block("double-free-reused", "a block is freed again after its memory was reused", &[Free, Reuse, BadFree(HOME)]),
+    of_block_by("double-free-waiting", "a block is freed again while its first free waits", double_free_waiting),
+    of_block_by("foreign-pointer", "memory of another owner is freed and used", foreign_pointer),
+    of_block_by("interior-pointer", "an address inside a block is freed and used", interior_pointer),
+    of_block_by("null-pointer", "the null address is freed and used", null_pointer),
+    of_call("forged-handle", "handles with a wrong slot, generation or address", forged_handle),
+    of_call("wrong-size", "a block is freed with a wrong size", wrong_size),
+    of_block("use-after-free", "a freed block is used on a stream", &[Free, BadUse(ELSEWHERE)]),
+    of_block("use-after-reuse", "a freed block is used after its memory was reused", &[Free, Reuse, BadUse(ELSEWHERE)]),
+    of_block("free-after-trim", "a block is freed again after a trim", &[Free, Trim, BadFree(HOME)]),
+    of_block("use-after-trim", "a block is used after a trim", &[Free, Trim, BadUse(ELSEWHERE)]),
+    of_block("free-after-close", "a block outlives its strategy and is freed", &[Close, BadFree(HOME)]),
+    of_block("use-after-close", "a block outlives its strategy and is used", &[Close, BadUse(ELSEWHERE)]),
+    of_block_by("free-on-other-stream", "a free is ordered on a stream other than the block's", free_on_other_stream),
+    of_block("free-on-unknown-stream", "a free is ordered on a stream that does not exist", &[BadFree(NO_STREAM)]),
     of_block(
         "use-on-unknown-stream",
-        "a block is used on a stream that does not exist, and freed",
-        Steps(&[WrongUse(NO_STREAM), WrongFree(HOME), Forget]),
+        "a block is used on a stream that does not exist",
+        &[BadUse(NO_STREAM), BadFree(HOME), Forget],
     ),
     of_call(
         "request-on-unknown-stream",
-        "memory is requested on a stream that does not exist, and freed there",
-        Function(request_on_unknown_stream),
+        "memory is requested on a stream that does not exist",
+        request_on_unknown_stream,
     ),
-    of_block(
-        "free-from-other-thread",
-        "a thread frees a block that another allocated",
-        Function(free_from_other_thread),
-    ),
-    of_call("zero-bytes", "0 bytes are requested", Requests(&[0])),
-    of_call("more-than-device", "more is requested than the device has", Function(more_than_device)),
-    of_call(
-        "half-of-all-addresses",
-        "about 2^63 bytes are requested",
-        Requests(&[HALF - 2 * MIB, HALF - 1, HALF, HALF + 1, HALF + 2 * MIB]),
-    ),
-    of_call("size-overflow", "sizes are requested that overflow when rounded up", Function(size_overflow)),
-    of_call("unknown-pool", "private pools are ended and released without having begun", Function(unknown_pool)),
-    of_call("nonsense-settings", "invalid settings and memory fractions", Function(nonsense_settings)),
+    of_block_by("free-from-other-thread", "a thread frees a block that another allocated", free_from_other_thread),
+    of_call("zero-bytes", "0 bytes are requested", zero_bytes),
+    of_call("more-than-device", "more is requested than the device has", more_than_device),
+    of_call("half-of-all-addresses", "about 2^63 bytes are requested", half_of_all_addresses),
+    of_call("size-overflow", "sizes are requested that overflow when rounded up", size_overflow),
+    of_call("unknown-pool", "private pools are ended and released without having begun", unknown_pool),
+    of_call("nonsense-settings", "invalid settings and memory fractions", nonsense_settings),
 ];
 
-/// Misuse of a block that is named by its handle and by its address.
-const fn of_block(name: &'static str, summary: &'static str, scenario: Scenario) -> Misuse {
-    Misuse { name, summary, access: &[AccessPath::Handle, AccessPath::Address], scenario }
+/// Both ways to name a block.
+const BOTH: &[AccessPath] = &[AccessPath::Handle, AccessPath::Address];
+
+/// Steps with a block that is named by its handle and by its address.
+const fn of_block(name: &'static str, summary: &'static str, steps: &'static [MisuseStep]) -> Misuse {
+    Misuse { name, summary, access: BOTH, scenario: Scenario::Steps(steps) }
+}
+
+/// Any other misuse of a block that is named by its handle and by its address.
+const fn of_block_by(name: &'static str, summary: &'static str, play: ScenarioFunction) -> Misuse {
+    Misuse { name, summary, access: BOTH, scenario: Scenario::Function(play) }
 }
 
 /// Misuse that names no block, or only by its handle.
-const fn of_call(name: &'static str, summary: &'static str, scenario: Scenario) -> Misuse {
-    Misuse { name, summary, access: &[AccessPath::Handle], scenario }
+const fn of_call(name: &'static str, summary: &'static str, play: ScenarioFunction) -> Misuse {
+    Misuse { name, summary, access: &[AccessPath::Handle], scenario: Scenario::Function(play) }
 }
 
 const HOME: StreamId = StreamId::DEFAULT;
@@ -103,17 +72,16 @@ const ELSEWHERE: StreamId = StreamId(1);
 const SMALL: u64 = 4 * KIB;
 /// Longer than all driver calls of a scenario.
 const LONG: Nanos = Nanos(20_000_000);
-/// Half of all addresses.
-const HALF: u64 = 1 << 63;
+
+/// A scenario in code.
+type ScenarioFunction = fn(&mut MisuseSession) -> Result<(), ScenarioError>;
 
 /// What is done to a strategy.
 pub(super) enum Scenario {
     /// Steps with the middle one of three neighbouring blocks, so that they can damage others.
     Steps(&'static [MisuseStep]),
-    /// Requests of these sizes, on an empty strategy and with memory reserved and partly free.
-    Requests(&'static [u64]),
     /// Anything else.
-    Function(fn(&mut MisuseSession) -> Result<(), ScenarioError>),
+    Function(ScenarioFunction),
 }
 
 /// One step with a block.
@@ -127,9 +95,9 @@ pub(super) enum MisuseStep {
     /// The strategy is closed.
     Close,
     /// An invalid free on this stream.
-    WrongFree(StreamId),
+    BadFree(StreamId),
     /// An invalid use on this stream.
-    WrongUse(StreamId),
+    BadUse(StreamId),
     /// It stays live until the strategy is closed: an invalid use may be accepted and only the free
     /// fail.
     Forget,
@@ -138,12 +106,11 @@ pub(super) enum MisuseStep {
 impl Scenario {
     pub(super) fn play(&self, session: &mut MisuseSession) -> Result<(), ScenarioError> {
         match self {
-            Steps(steps) => {
+            Scenario::Steps(steps) => {
                 let blocks = three(session)?;
                 steps.iter().try_for_each(|step| step.take(session, blocks))
             }
-            Requests(sizes) => requests(session, sizes),
-            Function(play) => play(session),
+            Scenario::Function(play) => play(session),
         }
     }
 }
@@ -151,27 +118,19 @@ impl Scenario {
 impl MisuseStep {
     fn take(&self, session: &mut MisuseSession, [before, block, behind]: [Block; 3]) -> Result<(), ScenarioError> {
         match *self {
-            Free => session.free(block).map(|_| ()),
-            Reuse => reuse(session, block),
+            Free => drop(session.free(block)?),
+            Reuse => reuse(session, block)?,
             Trim => {
                 session.free(before)?;
                 session.free(behind)?;
-                session.trim()
+                session.trim()?;
             }
-            Close => session.close(),
-            WrongFree(stream) => {
-                session.wrongly_free(block, Caller { stream, thread: ThreadId(0) });
-                Ok(())
-            }
-            WrongUse(stream) => {
-                session.wrongly_use(&block, stream);
-                Ok(())
-            }
-            Forget => {
-                session.forget(&block);
-                Ok(())
-            }
+            Close => session.close()?,
+            BadFree(stream) => session.wrongly_free(block, Caller { stream, thread: ThreadId(0) }),
+            BadUse(stream) => session.wrongly_use(&block, stream),
+            Forget => session.forget(&block),
         }
+        Ok(())
     }
 }
 
@@ -338,4 +297,13 @@ fn three(session: &mut MisuseSession) -> Result<[Block; 3], ScenarioError> {
 fn size_overflow(session: &mut MisuseSession) -> Result<(), ScenarioError> {
     let edges = [0, 1, 254, 255, 256, 511, 512, MIB, 2 * MIB - 1, 2 * MIB, 20 * MIB - 1, 32 * MIB, 1 << 30];
     requests(session, &edges.map(|below| u64::MAX - below))
+}
+
+fn zero_bytes(session: &mut MisuseSession) -> Result<(), ScenarioError> {
+    requests(session, &[0])
+}
+
+fn half_of_all_addresses(session: &mut MisuseSession) -> Result<(), ScenarioError> {
+    const HALF: u64 = 1 << 63;
+    requests(session, &[HALF - 2 * MIB, HALF - 1, HALF, HALF + 1, HALF + 2 * MIB])
 }
