@@ -12,14 +12,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::one_gpu::gpu;
+use crate::one_gpu::{fill, gpu, wrong_words};
 use oomph::{
     base::{GIB, KIB, MIB, Nanos, SiteId, StreamId, ThreadId, Work},
     device::{
         CallKind, Compute, Damage, Device, DeviceClock, PatternPlace, Patterned, Patterns, PinnedHost, VirtualMemory,
         cuda::CudaDevice,
         default_limit,
-        wrap::{InterceptedDevice, LimitedDevice, ScriptedDevice},
+        wrap::{InterceptedDevice, LimitedDevice, ScriptedDevice, stand_in::CallLog},
     },
     measure::agreement::Finding,
     strategy::{
@@ -53,11 +53,14 @@ fn pattern_damage_is_counted() {
     let Some((mut device, _guard)) = gpu() else { return };
     let bytes = 3 * MIB;
     let address = device.alloc(bytes).unwrap();
-    device.fill(HOME, address, bytes, 7).unwrap();
-    assert_eq!(device.verify(HOME, address, bytes, 7).unwrap(), 0);
-    device.fill(HOME, address.offset(MIB), 512, 8).unwrap();
-    assert_eq!(device.verify(HOME, address, bytes, 7).unwrap(), 64, "512 bytes are 64 words");
-    assert!(device.fill(HOME, address.offset(bytes), 512, 1).is_err(), "memory of another owner must be refused");
+    fill(&mut device, HOME, address, bytes, 7);
+    assert_eq!(wrong_words(&mut device, HOME, address, bytes, 7), 0);
+    fill(&mut device, HOME, address.offset(MIB), 512, 8);
+    assert_eq!(wrong_words(&mut device, HOME, address, bytes, 7), 64, "512 bytes are 64 words");
+    assert!(
+        device.fill_blocks(HOME, &[Patterned { address: address.offset(bytes), bytes: 512, key: 1 }]).is_err(),
+        "memory of another owner must be refused"
+    );
     device.free(address).unwrap();
     assert_eq!(device.held_bytes(), 0);
 }
@@ -148,7 +151,7 @@ fn work_keeps_block_contents() {
     let Some((mut device, _guard)) = gpu() else { return };
     let bytes = 64 * MIB;
     let operand = [(device.alloc(bytes).unwrap(), bytes)];
-    device.fill(HOME, operand[0].0, bytes, 3).unwrap();
+    fill(&mut device, HOME, operand[0].0, bytes, 3);
     for work in [
         Work::Elementwise { bytes: GIB },
         Work::Reduction { bytes: GIB },
@@ -158,10 +161,10 @@ fn work_keeps_block_contents() {
     ] {
         device.launch(HOME, &work, &operand).unwrap();
     }
-    assert_eq!(device.verify(HOME, operand[0].0, bytes, 3).unwrap(), 0);
-    device.fill(HOME, operand[0].0, bytes, 4).unwrap();
+    assert_eq!(wrong_words(&mut device, HOME, operand[0].0, bytes, 3), 0);
+    fill(&mut device, HOME, operand[0].0, bytes, 4);
     device.launch(HOME, &Work::CopyIn { bytes, pinned: true }, &operand).unwrap();
-    assert!(device.verify(HOME, operand[0].0, bytes, 4).unwrap() > 0, "a copy overwrites the block");
+    assert!(wrong_words(&mut device, HOME, operand[0].0, bytes, 4) > 0, "a copy overwrites the block");
     // Fake addresses, as `null` hands them out, must not crash the device.
     let imaginary = [(oomph::base::Address(1 << 40), MIB)];
     device.launch(HOME, &Work::Elementwise { bytes: MIB }, &imaginary).unwrap();
@@ -199,8 +202,8 @@ fn mapped_pieces_form_one_range() {
         device.map(base.offset(place * piece_bytes), piece_bytes, piece).unwrap();
     }
     device.set_access(base, 4 * piece_bytes).unwrap();
-    device.fill(HOME, base, 4 * piece_bytes, 11).unwrap();
-    assert_eq!(device.verify(HOME, base, 4 * piece_bytes, 11).unwrap(), 0);
+    fill(&mut device, HOME, base, 4 * piece_bytes, 11);
+    assert_eq!(wrong_words(&mut device, HOME, base, 4 * piece_bytes, 11), 0);
     for piece in pieces {
         device.release(piece).unwrap();
     }
@@ -226,7 +229,7 @@ fn dropped_device_leaves_nothing() {
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         let mut device = CudaDevice::open(0).unwrap();
         let address = device.alloc(GIB).unwrap();
-        device.fill(HOME, address, GIB, 1).unwrap();
+        fill(&mut device, HOME, address, GIB, 1);
         if let Ok(memory) = device.virtual_memory() {
             let base = memory.reserve(64 * MIB).unwrap();
             let piece = memory.create(64 * MIB).unwrap();
@@ -258,6 +261,17 @@ fn oom_is_a_result_and_default_limit_holds() {
     assert_eq!(device.ledger().of(CallKind::MemAlloc).failures, 2);
 }
 
+fn patterned(block: &Block, key: u32) -> Patterned {
+    Patterned { address: block.address, bytes: block.size, key }
+}
+
+/// Checks that a block holds the pattern of its key.
+fn check(device: &mut CudaDevice, spec: &StrategySpec, block: &Block, stream: StreamId, key: u32) {
+    device.verify_blocks(stream, &[patterned(block, key)]).unwrap();
+    device.stream_synchronize(stream).unwrap();
+    assert_eq!(device.verified().unwrap().damaged, [], "{spec}: {block:?}");
+}
+
 #[test]
 fn blocks_keep_contents_under_every_strategy() {
     let Some((device, _guard)) = gpu() else { return };
@@ -270,20 +284,21 @@ fn blocks_keep_contents_under_every_strategy() {
             continue;
         }
         device.stream_create(0).unwrap();
-        let mut held: Vec<(Block, StreamId, u64)> = Vec::new();
+        let mut held: Vec<(Block, StreamId, u32)> = Vec::new();
         let mut full = false;
         let mut served = 0;
-        for key in 0..400u64 {
+        for key in 1..=400u32 {
             // Every third time, and after every failure, free the oldest block, so that memory is
             // reused in pieces.
             if (key % 3 == 2 || full) && !held.is_empty() {
                 let (block, stream, key) = held.remove(0);
-                assert_eq!(device.verify(stream, block.address, block.size, key).unwrap(), 0, "{spec}: {block:?}");
+                check(&mut device, &spec, &block, stream, key);
                 let mut cx = Context { device: &mut device, sink: &mut Silent };
                 strategy.free(&mut cx, block, Caller { stream, thread: ThreadId(0) }).unwrap();
             }
             let stream = StreamId((key % 2) as u16);
-            let bytes = [512, 100 * KIB, 900 * KIB, 3 * MIB, 7 * MIB, 30 * MIB][(key * 7 % 6) as usize] + key;
+            let bytes =
+                [512, 100 * KIB, 900 * KIB, 3 * MIB, 7 * MIB, 30 * MIB][(key * 7 % 6) as usize] + u64::from(key);
             let mut cx = Context { device: &mut device, sink: &mut Silent };
             // Variants with a maximum size, or with one block size only, do not serve every
             // request.
@@ -297,13 +312,13 @@ fn blocks_keep_contents_under_every_strategy() {
                 println!("{spec}: skipped, it has no real memory");
                 break;
             }
-            device.fill(stream, block.address, block.size, key).unwrap();
+            device.fill_blocks(stream, &[patterned(&block, key)]).unwrap();
             held.push((block, stream, key));
         }
         println!("{spec}: {served} blocks");
         assert!(served > 0, "{spec}");
         for (block, stream, key) in held {
-            assert_eq!(device.verify(stream, block.address, block.size, key).unwrap(), 0, "{spec}: {block:?}");
+            check(&mut device, &spec, &block, stream, key);
         }
         strategy.close(&mut Context { device: &mut device, sink: &mut Silent }).unwrap();
         assert_eq!(device.held_bytes(), 0, "{spec}");
@@ -409,10 +424,10 @@ fn logged_answers_repeat_decisions() {
                 println!("{spec}: skipped, the device lacks a feature that it needs");
                 continue;
             }
-            let mut logged = InterceptedDevice::new(&mut *gpu, Vec::new());
+            let mut logged = InterceptedDevice::new(&mut *gpu, CallLog::default());
             let on_gpu = decisions(&mut *fresh(), &mut logged, &steps);
-            let (_, log) = logged.into_parts();
-            let mut scripted = ScriptedDevice::replaying(props.clone(), log);
+            let (_, CallLog(mut log)) = logged.into_parts();
+            let mut scripted = ScriptedDevice::following(props.clone(), move || std::mem::take(&mut log));
             let on_script = decisions(&mut *fresh(), &mut scripted, &steps);
             for (number, (real, replayed)) in on_gpu.iter().zip(&on_script).enumerate() {
                 assert_eq!(real, replayed, "{spec}, seed {seed}, step {number}");

@@ -17,8 +17,8 @@ use std::{
 
 use crate::one_gpu::gpu;
 use oomph::{
-    base::{MIB, NoProgress, StreamId},
-    device::{Device, DeviceSpec, PoolId, PoolSettings, cuda::CudaDevice},
+    base::{MIB, Nanos, NoProgress, StreamId, Work},
+    device::{Compute, Device, DeviceSpec, Patterned, Patterns, PoolId, PoolSettings, VirtualMemory, cuda::CudaDevice},
     measure::{CaseLabel, Status},
     suite::{
         self, Case, CaseOutcome, CaseProgress, CaseRunner, Isolation, SourceSpec, WorkerProcess, worker::carry_out,
@@ -111,7 +111,7 @@ fn sticky_error_fails_one_case() {
     assert_eq!(statuses, [Status::Completed, Status::Error, Status::Completed]);
     let reason = &outcomes[1].1;
     assert!(reason.starts_with("event "), "{reason}");
-    assert!(reason.ends_with(": CUDA_ERROR_MISALIGNED_ADDRESS: the context is lost"), "{reason}");
+    assert!(reason.ends_with(": CUDA_ERROR_ILLEGAL_ADDRESS: the context is lost"), "{reason}");
 }
 
 #[test]
@@ -119,13 +119,20 @@ fn sticky_error_fails_one_case() {
 fn worker_that_corrupts_its_context() {
     let mut line = String::new();
     io::stdin().read_line(&mut line).unwrap();
-    // Half a second into the case, a kernel in the same context stores 8-byte words at a misaligned
-    // address.
+    // Half a second into the case, a kernel in the same context writes to memory that was unmapped
+    // while the kernel was queued.
     thread::spawn(|| {
         let mut device = CudaDevice::open(0).unwrap();
-        let address = device.alloc(MIB).unwrap();
+        let (stream, bytes) = (device.stream_create(0).unwrap(), 2 * MIB);
+        let (address, physical) = (device.reserve(bytes).unwrap(), device.create(bytes).unwrap());
+        device.map(address, bytes, physical).unwrap();
+        device.set_access(address, bytes).unwrap();
+        let block = Patterned { address, bytes, key: 7 };
+        device.fill_blocks(stream, &[block]).unwrap();
         thread::sleep(Duration::from_millis(500));
-        let _ = device.fill(StreamId::DEFAULT, address.offset(1), 512, 7);
+        device.launch(stream, &Work::Spin { nanos: Nanos(200_000_000) }, &[]).unwrap();
+        device.fill_blocks(stream, &[block]).unwrap();
+        device.unmap(address, bytes).unwrap();
         let _ = device.synchronize();
     });
     let outcome = carry_out(&line, &AtomicBool::new(false)).unwrap();

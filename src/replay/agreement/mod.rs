@@ -270,7 +270,7 @@ mod tests {
     use crate::{
         base::{GIB, MIB, Nanos, StreamId, TagId, Work},
         device::{
-            CallKind, DeviceError,
+            CallKind,
             sim::{SimConfig, SimDevice},
             wrap::{CallFailure, DriverAnswer, DriverReply, FaultPlan, FaultyDevice, Interceptor, LimitedDevice},
         },
@@ -365,10 +365,6 @@ mod tests {
     }
 
     impl Interceptor for Liar {
-        fn before<D: Device + ?Sized>(&mut self, _: &DriverCall, _: &D) -> Result<(), DeviceError> {
-            Ok(())
-        }
-
         fn after<D: Device + ?Sized>(&mut self, _: &DriverCall, answer: &mut DriverAnswer, _: &D) {
             if let Ok(DriverReply::Ready(ready)) = answer {
                 self.answers += 1;

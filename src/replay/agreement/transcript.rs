@@ -15,7 +15,7 @@ use std::{
 
 use super::{Decision, DecisionSink};
 use crate::device::{
-    Device, DeviceError,
+    Device,
     wrap::{DriverAnswer, DriverCall, DriverExchange, Interceptor},
 };
 
@@ -97,10 +97,6 @@ impl Drop for UnsentChunk {
 }
 
 impl Interceptor for TranscriptWriter {
-    fn before<D: Device + ?Sized>(&mut self, _call: &DriverCall, _device: &D) -> Result<(), DeviceError> {
-        Ok(())
-    }
-
     fn after<D: Device + ?Sized>(&mut self, call: &DriverCall, answer: &mut DriverAnswer, _device: &D) {
         self.write(|chunk| chunk.exchanges.push(DriverExchange { call: call.clone(), answer: answer.clone() }));
     }

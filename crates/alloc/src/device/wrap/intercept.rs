@@ -4,9 +4,7 @@
 
 use std::ops::DerefMut;
 
-use super::driver_call::{
-    DriverAnswer, DriverCall, DriverExchange, DriverReply, device_from_responses, value_of, with_driver_calls,
-};
+use super::driver_call::{DriverAnswer, DriverCall, DriverReply, device_from_responses, value_of, with_driver_calls};
 use crate::device::{
     CallKind, CallLedger, CallTally, Compute, Device, DeviceError, DeviceProps, MemoryInfo, Patterned, Patterns,
     PhysicalId, PinnedHost, PoolId, PoolSettings, PoolUsage, StreamOrderedPools, Verified, VirtualMemory,
@@ -16,10 +14,12 @@ use oomph_base::{Address, EventId, Nanos, StreamId, Work};
 /// Sees the calls to a device.
 pub trait Interceptor: Send {
     /// Called before a driver call. An error refuses the call: the device does not receive it.
-    fn before<D: Device + ?Sized>(&mut self, call: &DriverCall, device: &D) -> Result<(), DeviceError>;
+    fn before<D: Device + ?Sized>(&mut self, _call: &DriverCall, _device: &D) -> Result<(), DeviceError> {
+        Ok(())
+    }
 
     /// Called after a driver call, refused ones included. It may change the answer.
-    fn after<D: Device + ?Sized>(&mut self, call: &DriverCall, answer: &mut DriverAnswer, device: &D);
+    fn after<D: Device + ?Sized>(&mut self, _call: &DriverCall, _answer: &mut DriverAnswer, _device: &D) {}
 
     /// What the caller sees as free memory without a driver call.
     fn free_bytes<D: Device + ?Sized>(&self, device: &D) -> u64 {
@@ -39,27 +39,6 @@ impl<I: Interceptor> Interceptor for &mut I {
 
     fn free_bytes<D: Device + ?Sized>(&self, device: &D) -> u64 {
         (**self).free_bytes(device)
-    }
-}
-
-/// Records every call and its answer.
-///
-/// ```
-/// use oomph_alloc::device::{Device, sim::{SimConfig, SimDevice}, wrap::{InterceptedDevice, ScriptedDevice}};
-/// let mut device = InterceptedDevice::new(Box::new(SimDevice::new(SimConfig::default())?), Vec::new());
-/// let addresses = [device.alloc(512)?, device.alloc(4096)?];
-/// let props = device.props().clone();
-/// let mut again = ScriptedDevice::replaying(props, device.into_parts().1);
-/// assert_eq!([again.alloc(512)?, again.alloc(4096)?], addresses);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-impl Interceptor for Vec<DriverExchange> {
-    fn before<D: Device + ?Sized>(&mut self, _call: &DriverCall, _device: &D) -> Result<(), DeviceError> {
-        Ok(())
-    }
-
-    fn after<D: Device + ?Sized>(&mut self, call: &DriverCall, answer: &mut DriverAnswer, _device: &D) {
-        self.push(DriverExchange { call: call.clone(), answer: answer.clone() });
     }
 }
 
@@ -221,6 +200,7 @@ impl Interceptor for MemoryCap {
 mod tests {
     use super::*;
     use crate::device::sim::{SimConfig, SimDevice};
+    use crate::device::wrap::{DriverExchange, stand_in::CallLog};
     use oomph_base::MIB;
 
     fn limited(bytes: u64) -> LimitedDevice<Box<SimDevice>> {
@@ -274,14 +254,14 @@ mod tests {
     #[test]
     fn calls_are_recorded_in_order_with_their_answers() {
         let mut sim = SimDevice::new(SimConfig::default()).unwrap();
-        let mut device = InterceptedDevice::new(&mut sim, Vec::new());
+        let mut device = InterceptedDevice::new(&mut sim, CallLog::default());
         let address = device.alloc(512).unwrap();
         let refused = device.free(Address(1)).unwrap_err();
         let expected = [
             DriverExchange { call: DriverCall::Alloc { bytes: 512 }, answer: Ok(DriverReply::Address(address)) },
             DriverExchange { call: DriverCall::Free { address: Address(1) }, answer: Err(refused) },
         ];
-        assert_eq!(*device.interceptor(), expected);
+        assert_eq!(device.interceptor().0, expected);
         assert_eq!(sim.calls().count, 2, "the device below is still there");
     }
 }

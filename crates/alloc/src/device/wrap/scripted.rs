@@ -145,13 +145,6 @@ impl ScriptedDevice {
         }
     }
 
-    /// A device that gives exactly these answers, in this order.
-    #[must_use]
-    pub fn replaying(props: DeviceProps, exchanges: Vec<DriverExchange>) -> ScriptedDevice {
-        let mut exchanges = Some(exchanges);
-        ScriptedDevice::following(props, move || exchanges.take().unwrap_or_default())
-    }
-
     /// A device that answers exactly as another one did, or does at this moment. It asks `supply`
     /// for the next part of the script whenever it has read all of it, and holds only that part, so
     /// a run of any length can be followed. An empty part is the end.
@@ -412,7 +405,7 @@ mod tests {
     use crate::device::{
         Capabilities,
         sim::{SimConfig, SimDevice},
-        wrap::{CallFailure, FaultPlan, FaultyDevice, InterceptedDevice},
+        wrap::{CallFailure, FaultPlan, FaultyDevice, InterceptedDevice, stand_in::CallLog},
     };
     use oomph_base::MIB;
 
@@ -567,13 +560,13 @@ mod tests {
         ) {
             let sim = SimDevice::new("sim:2GiB".parse::<SimConfig>().unwrap()).unwrap();
             let plan = FaultPlan::none().fail_every(None, 11, CallFailure::OutOfMemory);
-            let mut recorded = InterceptedDevice::new(Box::new(FaultyDevice::with(plan, Box::new(sim))), Vec::new());
+            let mut recorded = InterceptedDevice::new(Box::new(FaultyDevice::with(plan, Box::new(sim))), CallLog::default());
             let first = exercise(&mut recorded, &steps);
             let tally = recorded.calls();
             let props = recorded.props().clone();
-            let (_, log) = recorded.into_parts();
+            let (_, CallLog(mut log)) = recorded.into_parts();
             prop_assert_eq!(log.len() as u64, tally.count);
-            let mut scripted = ScriptedDevice::replaying(props, log);
+            let mut scripted = ScriptedDevice::following(props, move || std::mem::take(&mut log));
             prop_assert_eq!(exercise(&mut scripted, &steps), first);
             prop_assert_eq!((scripted.mismatch(), scripted.unread()), (None, 0));
             prop_assert_eq!((scripted.calls().count, scripted.calls().failures), (tally.count, tally.failures));

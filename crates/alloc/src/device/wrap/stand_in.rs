@@ -7,7 +7,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::driver_call::{DriverAnswer, DriverCall, DriverReply, device_from_responses, value_of, with_driver_calls};
+use super::{
+    Interceptor,
+    driver_call::{
+        DriverAnswer, DriverCall, DriverExchange, DriverReply, device_from_responses, value_of, with_driver_calls,
+    },
+};
 use crate::device::{
     CallKind, CallLedger, CallTally, Capabilities, Compute, Device, DeviceClock, DeviceError, DeviceProps, MemoryInfo,
     Patterned, Patterns, PhysicalId, PinnedHost, PoolId, PoolSettings, PoolUsage, StreamOrderedPools, Verified,
@@ -217,3 +222,13 @@ with_driver_calls! { device_from_responses! {
         }
     }
 }}
+
+/// Records every call and its answer.
+#[derive(Debug, Default)]
+pub struct CallLog(pub Vec<DriverExchange>);
+
+impl Interceptor for CallLog {
+    fn after<D: Device + ?Sized>(&mut self, call: &DriverCall, answer: &mut DriverAnswer, _: &D) {
+        self.0.push(DriverExchange { call: call.clone(), answer: answer.clone() });
+    }
+}

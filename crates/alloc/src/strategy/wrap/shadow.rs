@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::checked::{ContractRule, ViolationLog};
 use crate::device::{
-    Device, DeviceError, PhysicalId,
+    Device, PhysicalId,
     wrap::{DriverAnswer, DriverCall, Interceptor},
 };
 use crate::strategy::{ALIGNMENT, Block, Freed, Refusal, Stats, StrategyError, StrategyEvent, Usage};
@@ -280,10 +280,6 @@ impl PhysicalBacking {
 }
 
 impl Interceptor for &mut PhysicalBacking {
-    fn before<D: Device + ?Sized>(&mut self, _: &DriverCall, _: &D) -> Result<(), DeviceError> {
-        Ok(())
-    }
-
     fn after<D: Device + ?Sized>(&mut self, call: &DriverCall, answer: &mut DriverAnswer, _: &D) {
         match *call {
             DriverCall::Map { address, bytes, physical } if answer.is_ok() => {

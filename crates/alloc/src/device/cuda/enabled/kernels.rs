@@ -34,8 +34,6 @@ const MOST_ARGUMENTS: usize = 12;
 #[derive(Debug)]
 pub(super) struct Kernels {
     spin: sys::CUfunction,
-    fill: sys::CUfunction,
-    verify: sys::CUfunction,
     fill_tiles: sys::CUfunction,
     verify_tiles: sys::CUfunction,
     touch: sys::CUfunction,
@@ -47,8 +45,6 @@ pub(super) struct Kernels {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kernel {
     Spin { nanos: u64 },
-    Fill { address: u64, words: u64, key: u64 },
-    Verify { address: u64, words: u64, key: u64, mismatches: u64 },
     FillTiles { list: u64, tiles: u64 },
     VerifyTiles { list: u64, tiles: u64, findings: u64, room: u64 },
     Touch { block: Units, total: u64 },
@@ -120,8 +116,6 @@ impl Kernels {
         };
         Ok(Kernels {
             spin: function(c"oomph_spin")?,
-            fill: function(c"oomph_fill")?,
-            verify: function(c"oomph_verify")?,
             fill_tiles: function(c"oomph_fill_tiles")?,
             verify_tiles: function(c"oomph_verify_tiles")?,
             touch: function(c"oomph_touch")?,
@@ -135,10 +129,6 @@ impl Kernels {
         // (function, threads that have something to do, arguments)
         let (function, width, mut arguments) = match kernel {
             Kernel::Spin { nanos } => (self.spin, 1, arguments([nanos])),
-            Kernel::Fill { address, words, key } => (self.fill, words, arguments([address, words, key])),
-            Kernel::Verify { address, words, key, mismatches } => {
-                (self.verify, words, arguments([address, words, key, mismatches]))
-            }
             Kernel::FillTiles { list, tiles } => (self.fill_tiles, tiles * WARP, arguments([list, tiles])),
             Kernel::VerifyTiles { list, tiles, findings, room } => {
                 (self.verify_tiles, tiles * WARP, arguments([list, tiles, findings, room]))

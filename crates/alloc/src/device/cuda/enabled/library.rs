@@ -36,7 +36,6 @@ const CORE: &[&CStr] = &[
     c"cuMemFreeHost",
     c"cuMemcpyHtoDAsync_v2",
     c"cuMemcpyDtoHAsync_v2",
-    c"cuMemsetD32Async",
     c"cuStreamCreate",
     c"cuStreamDestroy_v2",
     c"cuStreamSynchronize",

@@ -19,29 +19,6 @@ use crate::device::{
 use oomph_base::{Address, KIB, StreamId};
 
 impl CudaDevice {
-    /// Writes the pattern of `key` into a block, in whole words of eight bytes: what
-    /// [`verify`](CudaDevice::verify) looks for. Two keys that differ give words that differ.
-    pub fn fill(&mut self, stream: StreamId, address: Address, bytes: u64, key: u64) -> Result<(), DeviceError> {
-        self.must_hold_a_word(address, bytes)?;
-        self.queue(stream, Kernel::Fill { address: address.0, words: bytes / WORD_BYTES, key })
-    }
-
-    /// How many words of a block are not those of `key`'s pattern. Waits for the stream.
-    pub fn verify(&mut self, stream: StreamId, address: Address, bytes: u64, key: u64) -> Result<u64, DeviceError> {
-        self.must_hold_a_word(address, bytes)?;
-        let call = CallKind::Launch;
-        let on_stream = self.stream(call, stream)?;
-        self.enter(call)?;
-        let mismatches = self.scratch.counter().map_err(|code| device_error(call, WORD_BYTES, code))?;
-        // SAFETY: the counter is two live half words.
-        self.drive(call, 0, || unsafe { sys::cuMemsetD32Async(mismatches, 0, 2, on_stream) })?;
-        let words = bytes / WORD_BYTES;
-        self.queue(stream, Kernel::Verify { address: address.0, words, key, mismatches })?;
-        let mut count = [0; WORD_BYTES as usize];
-        self.fetch(on_stream, mismatches, &mut count)?;
-        Ok(u64::from_ne_bytes(count))
-    }
-
     /// Copies bytes into a block. Waits for the stream.
     pub fn write(&mut self, stream: StreamId, address: Address, bytes: &[u8]) -> Result<(), DeviceError> {
         self.must_own(address, bytes.len() as u64)?;
@@ -74,14 +51,6 @@ impl CudaDevice {
                 first_failure(queued, sys::cuStreamSynchronize(stream))
             }
         })
-    }
-
-    /// Patterns consist of whole words: in less than one nothing would be written or compared.
-    fn must_hold_a_word(&mut self, address: Address, bytes: u64) -> Result<(), DeviceError> {
-        if bytes < WORD_BYTES {
-            return self.refuse_because(CallKind::Launch, format!("{bytes} bytes at {address} cannot hold a pattern"));
-        }
-        self.must_own(address, bytes)
     }
 
     fn must_own(&mut self, address: Address, bytes: u64) -> Result<(), DeviceError> {

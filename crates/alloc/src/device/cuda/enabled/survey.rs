@@ -4,7 +4,7 @@ use super::{
     super::{CheckStatus, CudaCheck},
     CudaDevice, blas, kernels, library,
 };
-use crate::device::{Compute, Device, DeviceError};
+use crate::device::{Compute, Device, DeviceError, Patterned, Patterns};
 use oomph_base::{Bytes, Dtype, MIB, ProductRole, StreamId, Work};
 
 const STREAM: StreamId = StreamId::DEFAULT;
@@ -78,8 +78,8 @@ fn check_gpu(ordinal: u32) -> Vec<CudaCheck> {
         props.capabilities
     );
     let kernels = match round_trip(&mut device) {
-        Ok(0) => Ok(format!("load and run: a pattern was written and found again; they need {}", kernels::OLDEST)),
-        Ok(words) => Err((CheckStatus::Broken, format!("{words} words of a pattern were lost"))),
+        Ok(true) => Ok(format!("load and run: a pattern was written and found again; they need {}", kernels::OLDEST)),
+        Ok(false) => Err((CheckStatus::Broken, "a pattern that was written was not found again".to_owned())),
         Err(error) => Err((CheckStatus::Broken, error.to_string())),
     };
     let mut checks =
@@ -90,15 +90,15 @@ fn check_gpu(ordinal: u32) -> Vec<CudaCheck> {
     checks
 }
 
-/// Writes a pattern and counts the words that are lost; another pattern must not be found.
-fn round_trip(device: &mut CudaDevice) -> Result<u64, DeviceError> {
-    const BYTES: u64 = MIB;
-    let address = device.alloc(BYTES)?;
-    device.fill(STREAM, address, BYTES, 1)?;
-    let lost = device.verify(STREAM, address, BYTES, 1)?;
-    let seen_wrongly = BYTES / 8 - device.verify(STREAM, address, BYTES, 2)?;
-    device.free(address)?;
-    Ok(lost + seen_wrongly)
+/// Whether a pattern that is written to memory is found there again, and another one is not.
+fn round_trip(device: &mut CudaDevice) -> Result<bool, DeviceError> {
+    let block = Patterned { address: device.alloc(MIB)?, bytes: MIB, key: 1 };
+    device.fill_blocks(STREAM, &[block])?;
+    device.verify_blocks(STREAM, &[block, Patterned { key: 2, ..block }])?;
+    device.synchronize()?;
+    let found = device.verified()?;
+    device.free(block.address)?;
+    Ok(found.blocks == 2 && found.damaged.iter().map(|damage| damage.key).eq([2]))
 }
 
 /// Checks that products are correct in every format.

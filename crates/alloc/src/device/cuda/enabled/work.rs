@@ -173,8 +173,6 @@ impl Compute for CudaDevice {
 pub(super) const WORKSPACE_BYTES: u64 = 32 * MIB;
 /// The longest operand that scratch memory replaces.
 pub(super) const MOST_STAND_IN_BYTES: u64 = 256 * MIB;
-/// One word, in which mismatches are counted.
-const COUNTER_BYTES: u64 = 8;
 
 /// A piece of device memory: where and how long.
 pub(super) type ScratchPiece = (sys::CUdeviceptr, u64);
@@ -182,7 +180,6 @@ pub(super) type ScratchPiece = (sys::CUdeviceptr, u64);
 /// Device memory by purpose. The context must be current for every call.
 #[derive(Debug, Default)]
 pub(super) struct ScratchMemory {
-    counter: Option<ScratchPiece>,
     /// By the number of the stream.
     workspaces: Vec<Option<ScratchPiece>>,
     source: Option<ScratchPiece>,
@@ -192,13 +189,8 @@ pub(super) struct ScratchMemory {
 impl ScratchMemory {
     /// Bytes in all.
     pub(super) fn bytes(&self) -> u64 {
-        let single = [self.counter, self.source, self.result];
+        let single = [self.source, self.result];
         single.iter().chain(&self.workspaces).flatten().map(|piece| piece.1).sum()
-    }
-
-    /// The word in which mismatches are counted.
-    pub(super) fn counter(&mut self) -> Result<sys::CUdeviceptr, CUresult> {
-        Ok(at_least(&mut self.counter, COUNTER_BYTES)?.0)
     }
 
     /// The memory that cuBLAS may use on one stream.
@@ -223,7 +215,7 @@ impl ScratchMemory {
 
     /// Gives everything back; failures are ignored.
     pub(super) fn free_all(&mut self) {
-        let single = [self.counter.take(), self.source.take(), self.result.take()];
+        let single = [self.source.take(), self.result.take()];
         for (address, _) in single.into_iter().chain(self.workspaces.drain(..)).flatten() {
             // SAFETY: the memory is live and of `cuMemAlloc`; the driver waits for the work that
             // uses it.
