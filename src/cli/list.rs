@@ -132,7 +132,7 @@ fn items_of(kind: ListedKind) -> Vec<ListedItem> {
             .into_iter()
             .map(|from| {
                 let described = Recipe::named(&from.name)
-                    .map(|recipe| (recipe.purpose().to_owned(), recipe.origin().to_owned()))
+                    .map(|recipe| (recipe.purpose, recipe.origin))
                     .map_err(|error| error.to_string());
                 ListedItem::from_catalog(kind, from, described)
             })

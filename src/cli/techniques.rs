@@ -156,7 +156,7 @@ impl TechniqueTest {
     /// The ids of all rows, in the order of the table.
     fn ids(&self) -> Vec<String> {
         let of_model = |model: &Recipe| {
-            let name = model.name().to_owned();
+            let name = model.name.clone();
             self.techniques.iter().map(move |technique| row_id(&name, technique.id))
         };
         self.models.iter().flat_map(of_model).collect()

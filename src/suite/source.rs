@@ -201,9 +201,9 @@ impl CaseSource {
     ) -> Result<CaseSource, SuiteError> {
         let workload = recipe.clone().seed(seed).workload().map_err(|source| suite.refuse(source))?;
         let origin = SourceSpec {
-            name: recipe.name().to_owned(),
+            name: recipe.name.clone(),
             set: group.set.iter().map(|(key, value)| (key.clone(), value.to_string())).collect(),
-            seed: workload.seed(),
+            seed: workload.seed,
             device_index: None,
         };
         Ok(CaseSource { source: Arc::new(workload), origin })

@@ -31,13 +31,10 @@ pub static GENERATORS: &[GeneratorEntry] = &[
 pub trait Generator: Send {
     /// How many parts are left after `written` ones. Where the number is not known beforehand, any number that never
     /// grows and is 0 at the end.
-    fn parts_left(&self, written: u64) -> u64;
+    fn parts_left(&self, written: u32) -> u64;
 
-    /// Writes a part: a step, or some thousand events.
-    fn write_part(&mut self, part: u64, trace: &mut TraceBuilder);
-
-    /// Writes the end of the trace, after the last part.
-    fn finish(&mut self, _trace: &mut TraceBuilder) {}
+    /// Writes a part: a step, some thousand events, or the end of the trace.
+    fn write_part(&mut self, part: u32, trace: &mut TraceBuilder);
 }
 
 /// Starts a generator from the beginning of its trace; called once for every opening of the workload.
@@ -63,21 +60,27 @@ impl fmt::Debug for GeneratorEntry {
     }
 }
 
-/// A [`GeneratorStart`] from a function that makes a generator.
-pub(crate) fn start<G: Generator + 'static>(
-    make: impl Fn(SeededRandom) -> G + Send + Sync + 'static,
+/// A generator that writes `parts` parts. `begin` is called for every opening and returns the function that writes them.
+pub(crate) fn in_parts<W: FnMut(u32, &mut TraceBuilder) + Send + 'static>(
+    parts: u64,
+    begin: impl Fn(SeededRandom) -> W + Send + Sync + 'static,
 ) -> GeneratorStart {
-    Arc::new(move |random| Box::new(make(random)))
+    Arc::new(move |random| Box::new(Parts { count: parts, write: begin(random) }))
 }
 
-/// The number of items in a part, where `items` are written `per_part` at a time.
-pub(crate) fn part_size(items: u64, per_part: u64, part: u64) -> u64 {
-    per_part.min(items - part * per_part)
+struct Parts<W> {
+    count: u64,
+    write: W,
 }
 
-/// The number of a part, for the marks of a trace. No generator has more than four billion parts.
-pub(crate) fn to_u32(part: u64) -> u32 {
-    part as u32
+impl<W: FnMut(u32, &mut TraceBuilder) + Send> Generator for Parts<W> {
+    fn parts_left(&self, written: u32) -> u64 {
+        self.count - u64::from(written)
+    }
+
+    fn write_part(&mut self, part: u32, trace: &mut TraceBuilder) {
+        (self.write)(part, trace);
+    }
 }
 
 #[cfg(test)]

@@ -113,6 +113,14 @@ impl<'a> Parameters<'a> {
         })
     }
 
+    /// The value of a parameter that takes a text, which the caller checks.
+    pub fn text(&self, name: &str) -> Result<String, WorkloadError> {
+        self.read(name, |value, declared| match (value, declared) {
+            (Value::String(text), ParameterValues::Text(_)) => Some(text.clone()),
+            _ => None,
+        })
+    }
+
     /// The value of a parameter that takes a list of words. Numbers are words, too.
     pub fn words(&self, name: &str) -> Result<Vec<String>, WorkloadError> {
         let as_word = |item: &Value| match item {

@@ -34,10 +34,14 @@ pub fn is_recipe_name(name: &str) -> bool {
 /// A generator with its parameters, which are checked when the workload is made.
 #[derive(Clone, Debug)]
 pub struct Recipe {
-    name: String,
-    generator: &'static GeneratorEntry,
-    purpose: String,
-    origin: String,
+    /// Its name.
+    pub name: String,
+    /// Its generator.
+    pub generator: &'static GeneratorEntry,
+    /// Why it exists.
+    pub purpose: String,
+    /// Where its pattern comes from.
+    pub origin: String,
     given: BTreeMap<String, GivenValue>,
     /// Overrides of the file in their order, for the workload's name.
     overrides: Vec<(String, String)>,
@@ -136,22 +140,9 @@ impl Recipe {
         Ok(Workload {
             title: self.title(),
             recipe: self.name.clone(),
-            generator: self.generator,
             start: (self.generator.build)(&parameters)?,
             seed: self.seed,
         })
-    }
-
-    /// Its name.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Why it exists.
-    #[must_use]
-    pub fn purpose(&self) -> &str {
-        &self.purpose
     }
 
     /// Generator and parameters as text: recipes with the same text make the same events from the same seed.
@@ -161,12 +152,6 @@ impl Recipe {
         given.fold(self.generator.name.to_owned(), |words, more| words + &more)
     }
 
-    /// Where its pattern comes from.
-    #[must_use]
-    pub fn origin(&self) -> &str {
-        &self.origin
-    }
-
     /// The value of a parameter that takes a whole number, or its default; `None` for other parameters.
     #[must_use]
     pub fn count(&self, key: &str) -> Option<u64> {
@@ -174,12 +159,6 @@ impl Recipe {
             Some(given) => given.value.as_integer().and_then(|value| value.try_into().ok()),
             None => self.generator.parameters.iter().find(|known| known.name == key)?.default.parse().ok(),
         }
-    }
-
-    /// Its generator.
-    #[must_use]
-    pub fn generator(&self) -> &'static GeneratorEntry {
-        self.generator
     }
 
     fn note_override(&mut self, key: &str, text: String) {
@@ -264,7 +243,7 @@ mod tests {
                 }
             }
             let left: BTreeSet<Category> = tenants.into_values().collect();
-            let generator = Recipe::named(name).unwrap().generator().name;
+            let generator = Recipe::named(name).unwrap().generator.name;
             if generator == "faulty_training" {
                 assert!(left.contains(&Category::Parameter), "{name}: what else is left is the fault");
                 continue;
@@ -318,12 +297,13 @@ mod tests {
             assert!(events == read(&first).0, "{name}: two openings differ");
             assert!(events == read(&seeded(1)).0, "{name}: two workloads of one seed differ");
             let differs = events != read(&seeded(2)).0;
-            let is_without_chance = match first.generator().name {
+            let generator = Recipe::named(name).unwrap().generator;
+            let is_without_chance = match generator.name {
                 "transformer" => !["variable-length", "gpt-moe-8x124m"].contains(&name),
                 "faulty_training" => !name.starts_with("churn"),
                 _ => false,
             };
-            assert_eq!(differs, first.generator().seeded && !is_without_chance, "{name}");
+            assert_eq!(differs, generator.seeded && !is_without_chance, "{name}");
         }
     }
 

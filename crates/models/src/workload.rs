@@ -1,6 +1,6 @@
 //! A workload: a generator, its parameters and a seed, read like any other trace.
 
-use crate::{Generator, GeneratorEntry, GeneratorStart, SeededRandom};
+use crate::{Generator, GeneratorStart, SeededRandom};
 use oomph_trace::{CHUNK_EVENTS, Event, EventReader, Source, Tables, TraceBuilder, TraceError};
 
 /// A trace that is generated while it is read. Every opening gives the same events.
@@ -10,28 +10,16 @@ pub struct Workload {
     pub(crate) title: String,
     /// The name that goes into the random numbers. It leaves overrides out, so that they do not change the numbers.
     pub(crate) recipe: String,
-    pub(crate) generator: &'static GeneratorEntry,
     pub(crate) start: GeneratorStart,
-    pub(crate) seed: u64,
+    /// Its seed.
+    pub seed: u64,
 }
 
 impl Workload {
-    /// Its generator.
-    #[must_use]
-    pub fn generator(&self) -> &'static GeneratorEntry {
-        self.generator
-    }
-
-    /// Its seed.
-    #[must_use]
-    pub fn seed(&self) -> u64 {
-        self.seed
-    }
-
     fn reader(&self) -> WorkloadReader {
         let generator = (self.start)(SeededRandom::new(self.seed, &self.recipe));
         let parts = generator.parts_left(0);
-        WorkloadReader { generator, trace: TraceBuilder::new(), parts, written: 0, is_finished: false }
+        WorkloadReader { generator, trace: TraceBuilder::new(), parts, written: 0 }
     }
 }
 
@@ -51,8 +39,7 @@ struct WorkloadReader {
     trace: TraceBuilder,
     /// Parts at the beginning.
     parts: u64,
-    written: u64,
-    is_finished: bool,
+    written: u32,
 }
 
 impl WorkloadReader {
@@ -63,14 +50,9 @@ impl WorkloadReader {
 
 impl EventReader for WorkloadReader {
     fn next_chunk(&mut self) -> Result<(&[Event], &Tables), TraceError> {
-        while self.trace.pending() < CHUNK_EVENTS && !self.is_finished {
-            if self.parts_left() > 0 {
-                self.generator.write_part(self.written, &mut self.trace);
-                self.written += 1;
-            } else {
-                self.generator.finish(&mut self.trace);
-                self.is_finished = true;
-            }
+        while self.trace.pending() < CHUNK_EVENTS && self.parts_left() > 0 {
+            self.generator.write_part(self.written, &mut self.trace);
+            self.written += 1;
         }
         Ok(self.trace.take(CHUNK_EVENTS))
     }

@@ -12,8 +12,8 @@ pub struct Technique {
     pub id: &'static str,
     /// Its usual name.
     pub title: &'static str,
-    /// Words of the generators' parameter `techniques`.
-    words: &'static str,
+    /// The value of the generators' parameter `techniques`, where it differs from the id with commas for `+`.
+    words: Option<&'static str>,
     /// The batch is divided by this.
     batch_divisor: u64,
     /// Published figures.
@@ -48,8 +48,8 @@ const OFFLOADING: PublishedFigures =
     PublishedFigures { memory: "up to 30-50 % per device", performance: "significant latency increase" };
 const SHARDING: PublishedFigures = PublishedFigures { memory: "30-70 % less per GPU", performance: "communication" };
 
-const fn technique(id: &'static str, title: &'static str, words: &'static str, best_use: &'static str) -> Technique {
-    Technique { id, title, words, batch_divisor: 1, published: None, best_use }
+const fn technique(id: &'static str, title: &'static str, best_use: &'static str) -> Technique {
+    Technique { id, title, words: None, batch_divisor: 1, published: None, best_use }
 }
 
 impl Technique {
@@ -58,9 +58,18 @@ impl Technique {
         self
     }
 
+    const fn with_words(mut self, words: &'static str) -> Technique {
+        self.words = Some(words);
+        self
+    }
+
     const fn dividing_batch_by(mut self, divisor: u64) -> Technique {
         self.batch_divisor = divisor;
-        self
+        self.with_words("")
+    }
+
+    fn words(&self) -> String {
+        self.words.map_or_else(|| self.id.replace('+', ","), str::to_owned)
     }
 
     /// Whether it is the base, which the others are compared with.
@@ -72,14 +81,12 @@ impl Technique {
     /// The recipe with the technique. A generator that does not know it refuses when the workload is made.
     #[must_use]
     pub fn applied_to(&self, recipe: &Recipe) -> Recipe {
-        let mut changed = recipe.clone();
-        if !self.words.is_empty() {
-            changed = changed.with("techniques", self.words);
+        let (mut changed, words) = (recipe.clone(), self.words());
+        if !words.is_empty() {
+            changed = changed.with("techniques", &words);
         }
-        if self.batch_divisor > 1
-            && let Some(batch) = recipe.count("batch")
-        {
-            changed = changed.with("batch", &(batch / self.batch_divisor).max(1).to_string());
+        if self.batch_divisor > 1 && recipe.count("batch").is_some() {
+            changed = changed.with("batch", &self.batch(recipe).to_string());
         }
         changed
     }
@@ -87,7 +94,7 @@ impl Technique {
     /// Batches must be multiples of this: the number of micro-batches.
     pub(super) fn batch_step(&self) -> u32 {
         let micro_batches = |word: &str| word.strip_prefix("accum")?.parse().ok();
-        self.words.split(',').find_map(micro_batches).unwrap_or(1)
+        self.words().split(',').find_map(micro_batches).unwrap_or(1)
     }
 
     /// The sequences in one optimizer step.
@@ -98,82 +105,67 @@ impl Technique {
 
 /// Every technique, in the order in which the table shows them: alone, then together. The base is the first.
 pub static TECHNIQUES: &[Technique] = &[
-    technique(BASE, "Base: single precision, AdamW, gradients set to None", "", "as long as it fits"),
-    technique("half_batch", "Half the batch", "", "first aid when the GPU is oversubscribed")
+    technique(BASE, "Base: single precision, AdamW, gradients set to None", "as long as it fits").with_words(""),
+    technique("half_batch", "Half the batch", "first aid when the GPU is oversubscribed")
         .dividing_batch_by(2)
         .with_published(SMALLER_BATCH),
-    technique("quarter_batch", "A quarter of the batch", "", "first aid when the GPU is oversubscribed")
+    technique("quarter_batch", "A quarter of the batch", "first aid when the GPU is oversubscribed")
         .dividing_batch_by(4)
         .with_published(SMALLER_BATCH),
-    technique("tf32", "TF32 products", "tf32", "always, where accuracy allows: time only"),
-    technique("amp", "Mixed precision (autocast, bf16)", "amp", "dense models: for speed first, memory second")
+    technique("tf32", "TF32 products", "always, where accuracy allows: time only"),
+    technique("amp", "Mixed precision (autocast, bf16)", "dense models: for speed first, memory second")
         .with_published(MIXED_PRECISION),
-    technique("fp16", "Mixed precision (autocast, fp16, scaled loss)", "fp16", "GPUs without bf16")
+    technique("fp16", "Mixed precision (autocast, fp16, scaled loss)", "GPUs without bf16")
         .with_published(MIXED_PRECISION),
-    technique("bf16_model", "16-bit model", "bf16_model", "inference, and training that tolerates it")
+    technique("bf16_model", "16-bit model", "inference, and training that tolerates it")
         .with_published(MIXED_PRECISION),
-    technique("bf16_master", "16-bit model, 32-bit master weights", "bf16_model,master_weights", "large models")
+    technique("bf16_master", "16-bit model, 32-bit master weights", "large models")
+        .with_words("bf16_model,master_weights")
         .with_published(MIXED_PRECISION),
-    technique("ckpt", "Checkpointing, every layer", "ckpt", "deep networks, long sequences")
+    technique("ckpt", "Checkpointing, every layer", "deep networks, long sequences").with_published(CHECKPOINTING),
+    technique("ckpt2", "Checkpointing, every second layer", "when every layer is more than is needed")
         .with_published(CHECKPOINTING),
-    technique("ckpt2", "Checkpointing, every second layer", "ckpt2", "when every layer is more than is needed")
-        .with_published(CHECKPOINTING),
-    technique("accum2", "Accumulation over 2 micro-batches", "accum2", "keeping the batch with less memory")
+    technique("accum2", "Accumulation over 2 micro-batches", "keeping the batch with less memory")
         .with_published(ACCUMULATION),
-    technique("accum4", "Accumulation over 4 micro-batches", "accum4", "keeping the batch with less memory")
+    technique("accum4", "Accumulation over 4 micro-batches", "keeping the batch with less memory")
         .with_published(ACCUMULATION),
-    technique("accum8", "Accumulation over 8 micro-batches", "accum8", "keeping the batch with less memory")
+    technique("accum8", "Accumulation over 8 micro-batches", "keeping the batch with less memory")
         .with_published(ACCUMULATION),
-    technique("offload", "Offloading activations", "offload", "when time does not matter").with_published(OFFLOADING),
-    technique(
-        "offload_optimizer",
-        "Offloading the optimizer's states",
-        "offload_optimizer",
-        "many weights, small batch",
-    )
-    .with_published(OFFLOADING),
-    technique("offload_params", "Offloading weights, layer by layer", "offload_params", "a model larger than the GPU")
+    technique("offload", "Offloading activations", "when time does not matter").with_published(OFFLOADING),
+    technique("offload_optimizer", "Offloading the optimizer's states", "many weights, small batch")
         .with_published(OFFLOADING),
-    technique("inplace", "In-place activations", "inplace", "convolutional networks"),
-    technique("zero_fill", "Gradients zeroed instead of set to None", "zero_fill", "never: set_to_none is the default"),
-    technique("sgd", "SGD instead of AdamW", "sgd", "where it converges"),
-    technique("adam8bit", "8-bit AdamW", "adam8bit", "many weights, small batch"),
-    technique("chunked_loss", "Chunked cross-entropy", "chunked_loss", "large vocabularies"),
-    technique("empty_cache", "empty_cache after every step", "empty_cache", "never as a habit: reserved, not peak"),
-    technique("ddp", "Data parallel over 8 ranks, per rank", "ddp:8", "speed, not memory"),
-    technique("zero1", "ZeRO 1 over 8 ranks, per rank", "zero1:8", "several GPUs").with_published(SHARDING),
-    technique("zero2", "ZeRO 2 over 8 ranks, per rank", "zero2:8", "several GPUs").with_published(SHARDING),
-    technique("zero3", "ZeRO 3 over 8 ranks, per rank", "zero3:8", "a model larger than the GPU")
+    technique("offload_params", "Offloading weights, layer by layer", "a model larger than the GPU")
+        .with_published(OFFLOADING),
+    technique("inplace", "In-place activations", "convolutional networks"),
+    technique("zero_fill", "Gradients zeroed instead of set to None", "never: set_to_none is the default"),
+    technique("sgd", "SGD instead of AdamW", "where it converges"),
+    technique("adam8bit", "8-bit AdamW", "many weights, small batch"),
+    technique("chunked_loss", "Chunked cross-entropy", "large vocabularies"),
+    technique("empty_cache", "empty_cache after every step", "never as a habit: reserved, not peak"),
+    technique("ddp", "Data parallel over 8 ranks, per rank", "speed, not memory").with_words("ddp:8"),
+    technique("zero1", "ZeRO 1 over 8 ranks, per rank", "several GPUs").with_words("zero1:8").with_published(SHARDING),
+    technique("zero2", "ZeRO 2 over 8 ranks, per rank", "several GPUs").with_words("zero2:8").with_published(SHARDING),
+    technique("zero3", "ZeRO 3 over 8 ranks, per rank", "a model larger than the GPU")
+        .with_words("zero3:8")
         .with_published(SHARDING),
-    technique("amp+ckpt", "Mixed precision and checkpointing", "amp,ckpt", "the usual pair for language models"),
-    technique("amp+accum4", "Mixed precision and accumulation", "amp,accum4", "keeping the batch, at speed"),
-    technique("ckpt+accum4", "Checkpointing and accumulation", "ckpt,accum4", "single precision on small cards"),
-    technique("amp+ckpt+accum4", "The three together", "amp,ckpt,accum4", "small cards"),
+    technique("amp+ckpt", "Mixed precision and checkpointing", "the usual pair for language models"),
+    technique("amp+accum4", "Mixed precision and accumulation", "keeping the batch, at speed"),
+    technique("ckpt+accum4", "Checkpointing and accumulation", "single precision on small cards"),
+    technique("amp+ckpt+accum4", "The three together", "small cards"),
     technique(
         "amp+ckpt+chunked_loss",
         "Mixed precision, checkpointing, chunked loss",
-        "amp,ckpt,chunked_loss",
         "long sequences, large vocabularies",
     ),
-    technique(
-        "amp+ckpt+adam8bit",
-        "Mixed precision, checkpointing, 8-bit AdamW",
-        "amp,ckpt,adam8bit",
-        "large models on one card",
-    ),
+    technique("amp+ckpt+adam8bit", "Mixed precision, checkpointing, 8-bit AdamW", "large models on one card"),
     technique(
         "amp+ckpt+offload_optimizer",
         "Mixed precision, checkpointing, optimizer offloaded",
-        "amp,ckpt,offload_optimizer",
         "models whose states do not fit",
     ),
-    technique(
-        "zero3+amp+ckpt",
-        "ZeRO 3 over 8 ranks, mixed precision, checkpointing",
-        "zero3:8,amp,ckpt",
-        "13B and more",
-    )
-    .with_published(SHARDING),
+    technique("zero3+amp+ckpt", "ZeRO 3 over 8 ranks, mixed precision, checkpointing", "13B and more")
+        .with_words("zero3:8,amp,ckpt")
+        .with_published(SHARDING),
 ];
 
 #[cfg(test)]

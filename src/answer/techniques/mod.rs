@@ -15,7 +15,7 @@ pub use trial::CARDS;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use trial::{TechniqueTrial, TrialSetup, ratio_of_medians};
+use trial::{TechniqueTrial, ratio_of_medians};
 
 use super::trial::TrialError;
 use crate::{
@@ -58,12 +58,6 @@ pub fn techniques(
     is_wanted: impl Fn(&str, &str) -> bool + Sync,
     mut listener: impl FnMut(usize, TechniqueRow),
 ) -> Result<(), TrialError> {
-    let stage = TrialSetup {
-        device: question.device,
-        simulated: question.simulated,
-        link_bytes_per_second: question.link_bytes_per_second,
-        stop: question.stop,
-    };
     let jobs = if question.device.is_simulated() { question.jobs } else { 1 };
     for (number, model) in question.models.iter().enumerate() {
         let first_place = number * question.techniques.len();
@@ -71,14 +65,14 @@ pub fn techniques(
             .techniques
             .iter()
             .enumerate()
-            .filter(|(_, technique)| is_wanted(model.name(), technique.id))
+            .filter(|(_, technique)| is_wanted(&model.name, technique.id))
             .map(|(place, technique)| (first_place + place, *technique))
             .collect();
         if wanted.is_empty() || question.stop.load(Ordering::Relaxed) {
             continue;
         }
-        let base = stage.measure(model, &TECHNIQUES[0])?;
-        let work = |(_, technique): &(usize, &Technique)| row(&stage, model, technique, &base, question);
+        let base = question.measure(model, &TECHNIQUES[0])?;
+        let work = |(_, technique): &(usize, &Technique)| row(question, model, technique, &base);
         parallel_for_each(&wanted, jobs, question.stop, work, |number, row| {
             // An interrupted row is left for the next run.
             if !question.stop.load(Ordering::Relaxed) {
@@ -91,15 +85,14 @@ pub fn techniques(
 }
 
 fn row(
-    stage: &TrialSetup<'_>,
+    question: &TechniquesQuestion<'_>,
     model: &Recipe,
     technique: &Technique,
     base: &TechniqueTrial,
-    question: &TechniquesQuestion<'_>,
 ) -> Result<TechniqueRow, TrialError> {
     // The base was measured already; on a real device a second time would be the longest row of all.
     let TechniqueTrial { mut record, times } =
-        if technique.is_base() { base.clone() } else { stage.measure(model, technique)? };
+        if technique.is_base() { base.clone() } else { question.measure(model, technique)? };
     record.compare_with(&base.record);
     if let Some(ratio) = ratio_of_medians(times.settled(), base.times.settled()) {
         record.step_ratio = Some(ratio.value);
@@ -107,13 +100,13 @@ fn row(
     }
     let mut fits = Vec::new();
     if record.status != Status::Skipped {
-        fits = stage.largest_batches(model, technique, question.cards, &record)?;
+        fits = question.largest_batches(model, technique, &record)?;
         fits.iter().for_each(|fit| record.note(fit));
         if let Some(fit) = fits.iter().find(|fit| Some(fit.memory_bytes) == question.confirm && fit.batch > 0) {
             record.confirmed_memory_bytes = Some(fit.memory_bytes);
             record.confirmed_batch = Some(fit.batch);
             record.confirmed_simulated_per_second = fit.per_second;
-            record.confirmed_per_second = stage.confirm(model, technique, fit, &record)?;
+            record.confirmed_per_second = question.confirmed(model, technique, fit, &record)?;
         }
     }
     Ok(TechniqueRow { record, fits })

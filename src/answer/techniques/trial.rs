@@ -1,12 +1,10 @@
 //! One model with one technique: its memory under three allocators, the times of its steps, and the largest batch per
 //! card.
 
-use std::sync::atomic::AtomicBool;
-
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::{CardFit, Technique, TechniqueRecord};
+use super::{CardFit, Technique, TechniqueRecord, TechniquesQuestion};
 use crate::{
     answer::{
         threshold::{LargestQuestion, largest},
@@ -37,17 +35,6 @@ const REAL_TIME: Nanos = Nanos(3_000_000_000);
 /// No larger batches are searched: throughput no longer grows.
 const MOST_BATCH: u64 = 4096;
 
-/// What all trials share.
-#[derive(Clone, Copy)]
-pub(super) struct TrialSetup<'a> {
-    /// Where memory and times are measured.
-    pub(super) device: &'a DeviceSpec,
-    /// Where everything else is computed.
-    pub(super) simulated: &'a DeviceSpec,
-    pub(super) link_bytes_per_second: u64,
-    pub(super) stop: &'a AtomicBool,
-}
-
 /// A row, and the times behind it.
 #[derive(Clone)]
 pub(super) struct TechniqueTrial {
@@ -55,12 +42,12 @@ pub(super) struct TechniqueTrial {
     pub(super) times: StepTimes,
 }
 
-impl TrialSetup<'_> {
+impl TechniquesQuestion<'_> {
     /// Measures memory and time. A technique that does not apply is noted in the record.
     pub(super) fn measure(&self, model: &Recipe, technique: &Technique) -> Result<TechniqueTrial, TrialError> {
         let mut record = TechniqueRecord {
             schema: SCHEMA,
-            model: model.name().to_owned(),
+            model: model.name.clone(),
             technique: technique.id.to_owned(),
             title: technique.title.to_owned(),
             device: self.device.to_string(),
@@ -108,28 +95,27 @@ impl TrialSetup<'_> {
         &self,
         model: &Recipe,
         technique: &Technique,
-        cards: &[u64],
         record: &TechniqueRecord,
     ) -> Result<Vec<CardFit>, TrialError> {
         let recipe = technique.applied_to(model).with("steps", STEPS_FOR_MEMORY);
         let (strategy, exchange_ns) = (StrategySpec::from(CACHING), record.modelled_exchange_ns);
         let step = technique.batch_step();
         // The same guess for any list of cards: where memory does not grow evenly, the answer depends on it.
-        let known = match cards.is_empty() {
-            true => MemoryByBatch::default(),
-            false => self.two_batches(&recipe, u64::from(step), record)?,
+        let known = match record.peak_reserved_bytes {
+            Some(reserved) if !self.cards.is_empty() => {
+                Some(self.two_batches(&recipe, u64::from(step), (record.batch, reserved))?)
+            }
+            _ => None,
         };
-        let mut overhead = 0;
-        if let (Some(used), Some(reserved)) = (record.peak_device_used_bytes, record.peak_reserved_bytes) {
-            overhead = used.saturating_sub(reserved);
-        }
-        let mut fits = Vec::with_capacity(cards.len());
-        for &memory_bytes in cards {
+        let used_and_reserved = record.peak_device_used_bytes.zip(record.peak_reserved_bytes);
+        let overhead = used_and_reserved.map_or(0, |(used, reserved)| used.saturating_sub(reserved));
+        let mut fits = Vec::with_capacity(self.cards.len());
+        for &memory_bytes in self.cards {
             let question = LargestQuestion {
                 step,
                 repeat: 1,
                 around: 0,
-                guess: known.guess(memory_bytes.saturating_sub(overhead)),
+                guess: known.and_then(|known| batch_with_memory(known, memory_bytes.saturating_sub(overhead))),
                 stop: Some(self.stop),
                 ..LargestQuestion::new(&recipe, "batch", memory_bytes, &strategy, self.simulated)
             };
@@ -148,7 +134,7 @@ impl TrialSetup<'_> {
 
     /// Sequences per second on the device itself with the batch that was found for a card, limited to the memory of the
     /// card.
-    pub(super) fn confirm(
+    pub(super) fn confirmed(
         &self,
         model: &Recipe,
         technique: &Technique,
@@ -160,17 +146,11 @@ impl TrialSetup<'_> {
         Ok(step.map(|step| per_second_of(fit.batch, step, record.modelled_exchange_ns)))
     }
 
-    /// The memory of the measured batch and of another one; nothing where the first does not fit.
-    fn two_batches(&self, recipe: &Recipe, step: u64, record: &TechniqueRecord) -> Result<MemoryByBatch, TrialError> {
-        let mut known = MemoryByBatch::default();
-        if let Some(bytes) = record.peak_reserved_bytes {
-            let other = if record.batch > step { step } else { 2 * step };
-            let workload = recipe.clone().with("batch", &other.to_string()).workload().map_err(Box::new)?;
-            let small = self.memory(&workload, CACHING, self.simulated)?;
-            known.note(other, small.peak_reserved_bytes);
-            known.note(record.batch, bytes);
-        }
-        Ok(known)
+    /// Batch and memory of another batch and of the measured one.
+    fn two_batches(&self, recipe: &Recipe, step: u64, measured: (u64, u64)) -> Result<[(u64, u64); 2], TrialError> {
+        let other = if measured.0 > step { step } else { 2 * step };
+        let workload = recipe.clone().with("batch", &other.to_string()).workload().map_err(Box::new)?;
+        Ok([(other, self.memory(&workload, CACHING, self.simulated)?.peak_reserved_bytes), measured])
     }
 
     fn memory(&self, workload: &Workload, strategy: &str, on: &DeviceSpec) -> Result<CaseRecord, TrialError> {
@@ -210,28 +190,12 @@ fn note_memory(record: &mut TechniqueRecord, caching: &CaseRecord) {
     record.at_peak_other_bytes = caching.at_peak_input_bytes + caching.at_peak_unknown_bytes;
 }
 
-/// Batches whose memory is known. Memory grows almost evenly with the batch, so a guess from two of them saves most of a
-/// search.
-#[derive(Debug, Default)]
-pub(super) struct MemoryByBatch {
-    /// Batch and bytes, the latest last.
-    points: Vec<(u64, u64)>,
-}
-
-impl MemoryByBatch {
-    /// Adds the memory of a batch.
-    pub(super) fn note(&mut self, batch: u64, bytes: u64) {
-        self.points.retain(|(known, _)| *known != batch);
-        self.points.push((batch, bytes));
-    }
-
-    /// The batch that takes about `bytes`, on the line through the two latest points; `None` without such a line.
-    pub(super) fn guess(&self, bytes: u64) -> Option<u64> {
-        let &[.., (first, first_bytes), (second, second_bytes)] = self.points.as_slice() else { return None };
-        let per_sequence = (second_bytes as f64 - first_bytes as f64) / (second as f64 - first as f64);
-        let batch = second as f64 + (bytes as f64 - second_bytes as f64) / per_sequence;
-        (per_sequence > 0.0).then_some(batch.max(1.0) as u64)
-    }
+/// The batch that takes about `bytes`, on the line through two batches whose memory is known; `None` where it does not
+/// rise. Memory grows almost evenly with the batch, so this guess saves most of a search.
+fn batch_with_memory([(first, first_bytes), (second, second_bytes)]: [(u64, u64); 2], bytes: u64) -> Option<u64> {
+    let per_sequence = (second_bytes as f64 - first_bytes as f64) / (second as f64 - first as f64);
+    let batch = second as f64 + (bytes as f64 - second_bytes as f64) / per_sequence;
+    (per_sequence > 0.0).then_some(batch.max(1.0) as u64)
 }
 
 /// Bootstrap resamplings.
@@ -307,12 +271,8 @@ mod tests {
 
     #[test]
     fn guess_lies_on_the_line() {
-        let mut memory = MemoryByBatch::default();
-        memory.note(8, 900);
-        assert_eq!(memory.guess(1000), None, "one point is not enough");
-        memory.note(1, 200);
-        assert_eq!((memory.guess(1000), memory.guess(350), memory.guess(0)), (Some(9), Some(2), Some(1)));
-        memory.note(1, 1100);
-        assert_eq!(memory.guess(2000), None, "a falling line gives no guess");
+        let guess = |bytes| batch_with_memory([(8, 900), (1, 200)], bytes);
+        assert_eq!((guess(1000), guess(350), guess(0)), (Some(9), Some(2), Some(1)));
+        assert_eq!(batch_with_memory([(8, 900), (1, 1100)], 2000), None, "a falling line gives no guess");
     }
 }

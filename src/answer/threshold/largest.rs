@@ -76,7 +76,7 @@ impl<'a> LargestQuestion<'a> {
 
     /// What the parameter may be.
     fn values(&self) -> Result<(u64, u64), ThresholdError> {
-        let entry = self.recipe.generator();
+        let entry = self.recipe.generator;
         let counts = || entry.parameters.iter().filter(|known| matches!(known.values, ParameterValues::Count { .. }));
         let found = counts().find(|known| known.name == self.parameter).map(|known| known.values);
         let Some(ParameterValues::Count { least, most }) = found else {

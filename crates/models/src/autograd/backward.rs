@@ -96,17 +96,17 @@ impl TensorMachine {
         let gradients = match node.operation {
             GraphOperation::Embedding { indices } => one(self.embedding_backward(node.edges[0], saved, indices, first)),
             GraphOperation::Add { narrowed, broadcast_over } => {
-                self.add_backward(node, narrowed, broadcast_over, first)
+                self.add_backward(saved, narrowed, broadcast_over, first)
             }
             GraphOperation::Cast { bytes } => one(self.cast_backward(node.edges[0], bytes, first)),
             GraphOperation::Pointwise | GraphOperation::ReluIntoView => one(self.pointwise_backward(saved, first)),
             GraphOperation::Scale => one(self.scale_backward(first)),
-            GraphOperation::LayerNorm => self.layer_norm_backward(node, saved, first),
-            GraphOperation::Linear(shape) => self.linear_backward(node, saved, shape, first),
+            GraphOperation::LayerNorm => self.layer_norm_backward(saved, first),
+            GraphOperation::Linear(shape) => self.linear_backward(saved, shape, first),
             GraphOperation::Attention(number) => self.attention_backward(saved, number, first),
             GraphOperation::SplitThree => one(self.split_backward(incoming.map(|part| part.unwrap_or(first)))),
             GraphOperation::NegativeLogLikelihood => one(self.negative_log_likelihood_backward(saved, first)),
-            GraphOperation::FusedLoss => self.fused_loss_backward(node, saved, first),
+            GraphOperation::FusedLoss => self.fused_loss_backward(saved, first),
             GraphOperation::HostEmbedding => {
                 let work = Work::CopyOut { bytes: self.bytes(first), pinned: true };
                 self.work(work, [first]);
@@ -114,10 +114,10 @@ impl TensorMachine {
             }
             GraphOperation::Route(bytes) => one(self.route_backward(saved, bytes, first)),
             GraphOperation::Gather(bytes) => one(self.gather_backward(saved, bytes, first)),
-            GraphOperation::Weigh(bytes) => self.weigh_backward(node, saved, bytes, first),
-            GraphOperation::ScatterAdd(bytes) => self.scatter_add_backward(node, saved, bytes, first),
-            GraphOperation::Convolution(shape, number) => self.convolution_backward(node, saved, shape, number, first),
-            GraphOperation::BatchNorm => self.batch_norm_backward(node, saved, first),
+            GraphOperation::Weigh(bytes) => self.weigh_backward(saved, bytes, first),
+            GraphOperation::ScatterAdd(bytes) => self.scatter_add_backward(saved, bytes, first),
+            GraphOperation::Convolution(shape, number) => self.convolution_backward(saved, shape, number, first),
+            GraphOperation::BatchNorm => self.batch_norm_backward(saved, first),
             GraphOperation::MaxPool => one(self.max_pool_backward(saved, first)),
             GraphOperation::MeanPool { pixels } => one(self.mean_pool_backward(pixels, first)),
         };

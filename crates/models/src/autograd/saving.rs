@@ -13,21 +13,13 @@ use super::{
 };
 use oomph_trace::{BlockSlot, Category};
 
-/// How a saved tensor lies in memory: only a contiguous one is copied to the host as it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum TensorLayout {
-    Contiguous,
-    /// A transposed or sliced view of this many bytes.
-    Strided(u64),
-}
-
 /// The most tensors that one node saves.
 const MOST_SAVED: usize = 7;
 
-/// The tensors that a node saved, during its backward.
-#[derive(Default)]
+/// The tensors that a node saved and the edges of its inputs, during its backward.
 pub(crate) struct UnpackedTensors {
-    tensors: [Option<Tensor>; MOST_SAVED],
+    pub(crate) edges: [GradientEdge; MOST_EDGES],
+    pub(crate) tensors: [Option<Tensor>; MOST_SAVED],
     /// Which of them were made for this backward and are released after it.
     is_copy: [bool; MOST_SAVED],
 }
@@ -40,19 +32,26 @@ impl TensorMachine {
 
     /// Saves a contiguous tensor for backward.
     pub(crate) fn save(&mut self, tensor: Tensor) {
-        self.save_as(tensor, TensorLayout::Contiguous);
+        self.save_as(tensor, None);
+    }
+
+    /// Saves tensors for backward, where an operator on these inputs records a node.
+    pub(crate) fn save_for<const COUNT: usize>(&mut self, inputs: &[Variable], tensors: [Tensor; COUNT]) {
+        if self.records(inputs.iter().any(Variable::needs_gradient)) {
+            tensors.into_iter().for_each(|tensor| self.save(tensor));
+        }
     }
 
     /// Saves a transposed or sliced view of this many bytes for backward.
     pub(crate) fn save_view(&mut self, tensor: Tensor, bytes: u64) {
-        self.save_as(tensor, TensorLayout::Strided(bytes));
+        self.save_as(tensor, Some(bytes));
     }
 
-    fn save_as(&mut self, tensor: Tensor, layout: TensorLayout) {
+    fn save_as(&mut self, tensor: Tensor, view: Option<u64>) {
         let saved = match self.saving {
             SavingMode::Off => return,
             SavingMode::Keep => SavedTensor::Kept(self.retain(tensor)),
-            SavingMode::ToHost => self.pack(tensor, layout),
+            SavingMode::ToHost => self.pack(tensor, view),
             SavingMode::Drop(checkpoint) => {
                 let checkpoint_state = &mut self.graph.checkpoints[checkpoint as usize];
                 let place = checkpoint_state.unreleased;
@@ -72,13 +71,24 @@ impl TensorMachine {
     pub(crate) fn save_weight(&mut self, weight: WeightId, is_transposed: bool) {
         let saved = match (self.saving, self.weights[weight as usize].tensor) {
             (SavingMode::Off | SavingMode::Collect(_), _) => return,
-            (SavingMode::ToHost, Some(tensor)) => {
-                let bytes = self.bytes(tensor);
-                self.pack(tensor, if is_transposed { TensorLayout::Strided(bytes) } else { TensorLayout::Contiguous })
-            }
+            (SavingMode::ToHost, Some(tensor)) => self.pack(tensor, is_transposed.then(|| self.bytes(tensor))),
             (SavingMode::Keep | SavingMode::Drop(_) | SavingMode::ToHost, _) => SavedTensor::Weight(weight),
         };
         self.graph.saved.push(saved);
+    }
+
+    /// The result of an operator on these inputs, which all get a gradient.
+    pub(crate) fn output_of(
+        &mut self,
+        tensor: Tensor,
+        number: NumberFormat,
+        operation: GraphOperation,
+        inputs: &[Variable],
+    ) -> Variable {
+        let records = self.records(inputs.iter().any(Variable::needs_gradient));
+        let edges: [GradientEdge; MOST_EDGES] =
+            std::array::from_fn(|place| inputs.get(place).map_or(GradientEdge::None, Variable::edge));
+        self.output(tensor, number, records, operation, &edges)
     }
 
     /// The result of an operator. Where it `records`, a node joins the graph, with the tensors that were saved since the
@@ -130,7 +140,8 @@ impl TensorMachine {
 
     /// Restores the tensors that a node saved.
     pub(crate) fn unpack(&mut self, node: &GraphNode) -> UnpackedTensors {
-        let mut unpacked = UnpackedTensors::default();
+        let (tensors, is_copy) = ([None; MOST_SAVED], [false; MOST_SAVED]);
+        let mut unpacked = UnpackedTensors { edges: node.edges, tensors, is_copy };
         for place in 0..usize::from(node.saved_count) {
             let saved = self.graph.saved[node.first_saved as usize + place];
             let (tensor, is_copy) = match saved {
@@ -179,14 +190,11 @@ impl TensorMachine {
         tensor
     }
 
-    /// Copies a tensor to the host; a view is made contiguous first.
-    fn pack(&mut self, tensor: Tensor, layout: TensorLayout) -> SavedTensor {
-        let bytes = match layout {
-            TensorLayout::Contiguous => self.bytes(tensor),
-            TensorLayout::Strided(bytes) => bytes,
-        };
+    /// Copies a tensor to the host. A transposed or sliced view, which has this many bytes, is made contiguous first.
+    fn pack(&mut self, tensor: Tensor, view: Option<u64>) -> SavedTensor {
+        let bytes = view.unwrap_or_else(|| self.bytes(tensor));
         let buffer = self.take_host_buffer(bytes);
-        if layout == TensorLayout::Contiguous {
+        if view.is_none() {
             self.copy_to_host(tensor, buffer);
         } else {
             let contiguous = self.temporary(bytes);
@@ -201,7 +209,7 @@ impl TensorMachine {
     /// applies outside.
     pub(crate) fn begin_checkpoint(&mut self, layer: u32, input: Variable) -> SavingMode {
         let kept_input = if self.saving == SavingMode::ToHost {
-            self.pack(input.tensor, TensorLayout::Contiguous)
+            self.pack(input.tensor, None)
         } else {
             SavedTensor::Kept(self.retain(input.tensor))
         };

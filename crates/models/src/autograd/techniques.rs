@@ -20,37 +20,11 @@ pub(crate) const PRECISION: Parameter =
 pub(crate) const OPTIMIZER: Parameter =
     Parameter::choice("optimizer", &["adamw", "sgd", "adam8bit"], "adamw", "optimizer");
 
-/// Every word; `accum` and `ckpt` can be followed by any number.
-const WORDS: &[&str] = &[
-    "amp",
-    "fp16",
-    "bf16_model",
-    "master_weights",
-    "tf32",
-    "ckpt",
-    "ckpt2",
-    "accum2",
-    "accum4",
-    "accum8",
-    "offload",
-    "offload_optimizer",
-    "offload_params",
-    "offload_component",
-    "inplace",
-    "zero_fill",
-    "empty_cache",
-    "gc",
-    "sgd",
-    "adam8bit",
-    "chunked_loss",
-    "lora",
-    "ddp",
-    "zero1",
-    "zero2",
-    "zero3",
-    "tensor_parallel",
-    "pipeline",
-];
+/// Every word, from the parameter's help; `accum` and `ckpt` can be followed by any number.
+fn known_words() -> Vec<&'static str> {
+    let listed = TECHNIQUES.help.split_once(": ").map_or("", |(_, words)| words);
+    listed.split(", ").map(|word| word.split(['[', ':']).next().unwrap_or(word)).collect()
+}
 
 /// The width of a number in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -229,8 +203,9 @@ impl Techniques {
             let is_counted = ["accum", "ckpt"]
                 .iter()
                 .any(|stem| name.strip_prefix(stem).is_some_and(|count| count.parse::<u32>().is_ok()));
-            if !is_counted && !WORDS.contains(&name) {
-                return Err(parameters.refuse_word(TECHNIQUES.name, name, WORDS));
+            let known = known_words();
+            if !is_counted && !known.contains(&name) {
+                return Err(parameters.refuse_word(TECHNIQUES.name, name, &known));
             }
             reading.word(&word).map_err(|reason| parameters.refuse(reason))?;
         }
@@ -244,9 +219,9 @@ impl Techniques {
 struct TechniqueParser {
     techniques: Techniques,
     /// The words of the settings that only one word can set.
-    formats: Option<&'static str>,
-    optimizer: Option<&'static str>,
-    data_parallel: Option<&'static str>,
+    formats: Option<String>,
+    optimizer: Option<String>,
+    data_parallel: Option<String>,
     tf32: bool,
     master_weights: bool,
     seen: Vec<String>,
@@ -262,18 +237,12 @@ impl TechniqueParser {
         self.seen.push(stem.to_owned());
         let techniques = &mut self.techniques;
         match name {
-            "amp" => set_once(&mut self.formats, "amp")?,
-            "fp16" => set_once(&mut self.formats, "fp16")?,
-            "bf16_model" => set_once(&mut self.formats, "bf16_model")?,
+            "amp" | "fp16" | "bf16_model" => set_once(&mut self.formats, name)?,
             "master_weights" => self.master_weights = true,
             "tf32" => self.tf32 = true,
-            "sgd" => {
-                set_once(&mut self.optimizer, "sgd")?;
-                techniques.optimizer = Optimizer::Sgd;
-            }
-            "adam8bit" => {
-                set_once(&mut self.optimizer, "adam8bit")?;
-                techniques.optimizer = Optimizer::Adam8Bit;
+            "sgd" | "adam8bit" => {
+                set_once(&mut self.optimizer, name)?;
+                techniques.optimizer = if name == "sgd" { Optimizer::Sgd } else { Optimizer::Adam8Bit };
             }
             "offload" => techniques.offload_activations = true,
             "offload_optimizer" => techniques.offload_optimizer = true,
@@ -286,14 +255,16 @@ impl TechniqueParser {
             "chunked_loss" => techniques.loss_chunks = Some(count(word, argument, 2, Some(8))?),
             "lora" => techniques.lora_rank = Some(count(word, argument, 1, Some(8))?),
             "ddp" => {
-                set_once(&mut self.data_parallel, "ddp")?;
-                techniques.data_parallel = DataParallel::Replicated { ranks: ranks(word, argument, Some(8))? };
+                set_once(&mut self.data_parallel, name)?;
+                techniques.data_parallel = DataParallel::Replicated { ranks: count(word, argument, 2, Some(8))? };
             }
-            "zero1" => self.shard("zero1", 1, ranks(word, argument, None)?)?,
-            "zero2" => self.shard("zero2", 2, ranks(word, argument, None)?)?,
-            "zero3" => self.shard("zero3", 3, ranks(word, argument, None)?)?,
-            "tensor_parallel" => techniques.tensor_ranks = ranks(word, argument, None)?,
-            "pipeline" => techniques.pipeline_stages = ranks(word, argument, None)?,
+            "zero1" | "zero2" | "zero3" => {
+                set_once(&mut self.data_parallel, name)?;
+                let stage = name.strip_prefix("zero").and_then(|stage| stage.parse().ok()).unwrap_or(1);
+                techniques.data_parallel = DataParallel::Sharded { stage, ranks: count(word, argument, 2, None)? };
+            }
+            "tensor_parallel" => techniques.tensor_ranks = count(word, argument, 2, None)?,
+            "pipeline" => techniques.pipeline_stages = count(word, argument, 2, None)?,
             _ => match (name.strip_prefix("accum"), name.strip_prefix("ckpt")) {
                 (Some(micro_batches), _) => techniques.micro_batches = positive(word, micro_batches)?,
                 (None, Some("")) => techniques.checkpoint_every = Some(1),
@@ -305,12 +276,6 @@ impl TechniqueParser {
         if argument.is_some() && !takes_argument.contains(&name) && !name.starts_with("zero") {
             return Err(format!("technique '{name}' takes no argument"));
         }
-        Ok(())
-    }
-
-    fn shard(&mut self, name: &'static str, stage: u8, ranks: u32) -> Result<(), String> {
-        set_once(&mut self.data_parallel, name)?;
-        self.techniques.data_parallel = DataParallel::Sharded { stage, ranks };
         Ok(())
     }
 
@@ -331,7 +296,7 @@ impl TechniqueParser {
         if techniques.pipeline_stages > 1 && techniques.loss_chunks.is_some() {
             return clash("pipeline", "chunked_loss", "the first stage, which is shown, has no loss");
         }
-        match (self.formats, self.master_weights) {
+        match (self.formats.as_deref(), self.master_weights) {
             (Some("bf16_model"), master_weights) => Ok(Precision::HalfModel { master_weights }),
             (_, true) => Err("'master_weights' belong to 'bf16_model': other weights are single precision".to_owned()),
             (Some("amp"), false) => Ok(Precision::Autocast(HalfFormat::Brain)),
@@ -341,8 +306,8 @@ impl TechniqueParser {
     }
 }
 
-fn set_once(place: &mut Option<&'static str>, name: &'static str) -> Result<(), String> {
-    match place.replace(name) {
+fn set_once(place: &mut Option<String>, name: &str) -> Result<(), String> {
+    match place.replace(name.to_owned()) {
         Some(earlier) => Err(format!("'{earlier}' and '{name}' contradict: only one of them can be set")),
         None => Ok(()),
     }
@@ -353,17 +318,10 @@ fn positive(word: &str, text: &str) -> Result<u32, String> {
 }
 
 fn count(word: &str, argument: Option<&str>, least: u32, default: Option<u32>) -> Result<u32, String> {
-    let number = match (argument, default) {
-        (Some(text), _) => text.parse().ok(),
-        (None, default) => default,
-    };
-    number
+    argument
+        .map_or(default, |text| text.parse().ok())
         .filter(|number| (least..=u32::from(u16::MAX)).contains(number))
         .ok_or_else(|| format!("'{word}' takes a whole number from {least} to {}", u16::MAX))
-}
-
-fn ranks(word: &str, argument: Option<&str>, default: Option<u32>) -> Result<u32, String> {
-    count(word, argument, 2, default)
 }
 
 fn empty_cache(argument: Option<&str>) -> Result<EmptyCache, String> {
@@ -389,9 +347,9 @@ mod tests {
 
     #[test]
     fn every_word_is_known() {
-        for word in super::WORDS {
-            let needs_ranks = ["zero1", "zero2", "zero3", "tensor_parallel", "pipeline"].contains(word);
-            let word = if needs_ranks { format!("{word}:4") } else { (*word).to_owned() };
+        for word in super::known_words() {
+            let needs_ranks = ["zero1", "zero2", "zero3", "tensor_parallel", "pipeline"].contains(&word);
+            let word = if needs_ranks { format!("{word}:4") } else { word.to_owned() };
             let word = if word == "master_weights" { "bf16_model,master_weights".to_owned() } else { word };
             let recipe = Recipe::named("gpt-124m").unwrap().with("techniques", &word);
             assert!(recipe.workload().is_ok(), "{word}: {:?}", recipe.workload().err());

@@ -7,11 +7,12 @@ use std::{collections::VecDeque, sync::Arc};
 use super::{
     backward::RetainGraph,
     graph::{Graph, SavingMode, Tensor, Variable},
+    layers::convolution_kernels::KernelSearch,
     machine::{ForwardResult, ModelArchitecture, TensorMachine, TrainingBatch},
     plan::{SequenceLengths, TrainingPlan},
     techniques::{EmptyCache, NumberFormat},
 };
-use crate::{Generator, SeededRandom, generator::to_u32};
+use crate::{GeneratorStart, SeededRandom, generator::in_parts};
 use oomph_trace::{Category, MarkKind, TraceBuilder};
 
 /// Whether a forward pass records what backward needs.
@@ -62,11 +63,6 @@ impl Trainer {
         &self.machine.plan
     }
 
-    /// Loads the model onto the device.
-    pub(crate) fn load(&mut self) {
-        self.machine.load();
-    }
-
     /// One training step over sequences of this length.
     pub(crate) fn step(&mut self, step: u32, length: u32) {
         self.mark(MarkKind::Step, "step", step);
@@ -88,7 +84,7 @@ impl Trainer {
             }
         }
         self.update(step);
-        self.zero_grad();
+        self.machine.zero_gradients();
         self.end_step(step);
     }
 
@@ -99,7 +95,7 @@ impl Trainer {
         let output = self.forward(batch, GradientMode::Enabled, ForwardResult::Loss);
         let loss = self.bind_loss(output);
         if self.empties_cache_after(EmptyCache::AfterForward) {
-            self.empty_cache();
+            self.machine.trace.empty_cache();
         }
         (batch, loss)
     }
@@ -114,7 +110,7 @@ impl Trainer {
         self.mark(MarkKind::Phase, "backward", step);
         let retained = self.backward(loss, retain);
         if self.empties_cache_after(EmptyCache::AfterBackward) {
-            self.empty_cache();
+            self.machine.trace.empty_cache();
         }
         retained
     }
@@ -218,11 +214,6 @@ impl Trainer {
         }
     }
 
-    /// Releases a tensor that the caller held.
-    pub(crate) fn release(&mut self, tensor: Tensor) {
-        self.machine.release(tensor);
-    }
-
     /// Releases an output and its graph.
     pub(crate) fn drop_output(&mut self, output: ForwardOutput) {
         self.machine.drop_graph(output.graph);
@@ -236,18 +227,8 @@ impl Trainer {
         }
         self.machine.optimizer_step();
         if self.empties_cache_after(EmptyCache::AfterPhases) {
-            self.empty_cache();
+            self.machine.trace.empty_cache();
         }
-    }
-
-    /// Drops the gradients, or fills them with zeros.
-    pub(crate) fn zero_grad(&mut self) {
-        self.machine.zero_gradients();
-    }
-
-    /// Returns cached memory.
-    pub(crate) fn empty_cache(&mut self) {
-        self.machine.trace.empty_cache();
     }
 
     /// Cleans up after a step.
@@ -258,7 +239,7 @@ impl Trainer {
             self.collect_garbage(step);
         }
         if matches!(empty_cache, EmptyCache::AfterSteps(every) if (step + 1).is_multiple_of(every)) {
-            self.empty_cache();
+            self.machine.trace.empty_cache();
         }
     }
 
@@ -314,57 +295,37 @@ pub(crate) struct Validation {
 }
 
 /// The generator of plain training: the same step again and again.
-pub(crate) struct Training {
-    pub(crate) trainer: Trainer,
-    random: SeededRandom,
-    lengths: SequenceLengths,
-    validation: Option<Validation>,
-    steps: u32,
+pub(crate) struct PlainTraining {
+    pub(crate) plan: TrainingPlan,
+    pub(crate) model: Arc<dyn ModelArchitecture>,
+    pub(crate) lengths: SequenceLengths,
+    pub(crate) validation: Option<Validation>,
+    pub(crate) kernel_search: KernelSearch,
+    pub(crate) steps: u32,
 }
 
-impl Training {
-    pub(crate) fn new(
-        plan: TrainingPlan,
-        model: Arc<dyn ModelArchitecture>,
-        lengths: SequenceLengths,
-        steps: u32,
-        random: SeededRandom,
-    ) -> Training {
-        let trainer = Trainer::new(plan, model, random.clone());
-        Training { trainer, random, lengths, validation: None, steps }
-    }
-
-    pub(crate) fn with_validation(self, validation: Option<Validation>) -> Training {
-        Training { validation, ..self }
-    }
-
-    /// Validates where it is due; never after the last step, so that training goes on behind it.
-    fn validate(&mut self, steps_done: u32, trace: &mut TraceBuilder) {
-        let Some(Validation { every, passes, length }) = self.validation else { return };
-        if steps_done == self.steps || !steps_done.is_multiple_of(every) {
-            return;
-        }
-        for pass in 0..passes {
-            let length = length.unwrap_or_else(|| self.lengths.of_step(steps_done, &mut self.random));
-            self.trainer.write(trace, |trainer| trainer.validate(pass, length));
-        }
-    }
-}
-
-impl Generator for Training {
-    fn parts_left(&self, written: u64) -> u64 {
-        u64::from(self.steps) - written
-    }
-
-    fn write_part(&mut self, step: u64, trace: &mut TraceBuilder) {
-        let step = to_u32(step);
-        let length = self.lengths.of_step(step, &mut self.random);
-        self.trainer.write(trace, |trainer| {
-            if step == 0 {
-                trainer.load();
+impl PlainTraining {
+    pub(crate) fn start(self) -> GeneratorStart {
+        let PlainTraining { plan, model, lengths, validation, kernel_search, steps } = self;
+        in_parts(steps.into(), move |mut random| {
+            let mut trainer = Trainer::new(plan.clone(), model.clone(), random.clone());
+            trainer.machine.kernel_search = kernel_search.clone();
+            let lengths = lengths.clone();
+            move |step, trace: &mut TraceBuilder| {
+                trainer.write(trace, |trainer| {
+                    if step == 0 {
+                        trainer.machine.load();
+                    }
+                    trainer.step(step, lengths.of_step(step, &mut random));
+                    // Never after the last step, so that training goes on behind it.
+                    let done = step + 1;
+                    let due = validation.filter(|validation| done < steps && done.is_multiple_of(validation.every));
+                    for pass in 0..due.map_or(0, |validation| validation.passes) {
+                        let length = due.and_then(|validation| validation.length);
+                        trainer.validate(pass, length.unwrap_or_else(|| lengths.of_step(done, &mut random)));
+                    }
+                });
             }
-            trainer.step(step, length);
-        });
-        self.validate(step + 1, trace);
+        })
     }
 }

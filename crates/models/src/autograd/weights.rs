@@ -43,7 +43,7 @@ impl WeightList {
 }
 
 /// A loaded weight and what belongs to it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct WeightState {
     /// Its memory on the device, unless it is on the host only.
     pub(crate) tensor: Option<Tensor>,
@@ -103,11 +103,7 @@ impl TensorMachine {
                 elements: declared.elements,
                 layer: declared.layer,
                 trainable: declared.trainable,
-                gradient: None,
-                gradient_shard: None,
-                state: Vec::new(),
-                has_host_state: false,
-                cast: None,
+                ..WeightState::default()
             });
         }
         self.layer = None;

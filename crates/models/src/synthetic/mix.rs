@@ -4,13 +4,10 @@
 
 use std::sync::Arc;
 
-use super::{alloc, open_streams};
-use crate::{
-    Generator, GeneratorEntry, Parameter, SeededRandom,
-    generator::{part_size, start, to_u32},
-};
-use oomph_base::{GIB, Nanos, StreamId, TagId, Work};
-use oomph_trace::{BlockSlot, MarkKind, TraceBuilder, TraceEventId};
+use super::{alloc, items_of_part, mark_part, open_streams};
+use crate::{GeneratorEntry, Parameter, Parameters, SeededRandom, WorkloadError, generator::in_parts};
+use oomph_base::{GIB, Nanos, TagId, Work};
+use oomph_trace::{BlockSlot, TraceBuilder};
 
 /// Requests written at a time.
 const PART: u64 = 1024;
@@ -29,7 +26,15 @@ pub(crate) const HOT_PAIR: GeneratorEntry = GeneratorEntry {
     ],
     build: |parameters| {
         let (pairs, bytes) = (u64::from(parameters.count("pairs")?), parameters.size("bytes")?);
-        Ok(start(move |_| HotPair { pairs, bytes }))
+        Ok(in_parts(pairs.div_ceil(PART), move |_| {
+            move |part, trace: &mut TraceBuilder| {
+                mark_part(trace, part, "pairs", "part");
+                for _ in items_of_part(part, PART, pairs) {
+                    let block = alloc(trace, bytes);
+                    trace.free(block);
+                }
+            }
+        }))
     },
 };
 
@@ -47,10 +52,23 @@ pub(crate) const MIX: GeneratorEntry = GeneratorEntry {
         Parameter::size("max_bytes", 1..=64 * GIB, "4MiB", "largest block"),
     ],
     build: |parameters| {
-        let (live, operations) = (parameters.count("live")?, parameters.count("operations")?.into());
-        let (min_bytes, max_bytes) = parameters.size_range("min_bytes", "max_bytes")?;
-        let sizes = sizes_even_over_octaves(min_bytes, max_bytes);
-        Ok(start(move |random| Mix { random, sizes: sizes.clone(), operations, places: vec![None; live as usize] }))
+        let (settings, operations) = (MixSettings::read(parameters)?, u64::from(parameters.count("operations")?));
+        let parts = operations.div_ceil(PART);
+        Ok(in_parts(parts + 1, move |random| {
+            let mut mix = settings.begin(random);
+            move |part, trace: &mut TraceBuilder| {
+                if u64::from(part) == parts {
+                    mix.free_all(trace);
+                    return;
+                }
+                mark_part(trace, part, "mix", "part");
+                for _ in items_of_part(part, PART, operations) {
+                    let bytes = mix.random_size();
+                    let place = mix.vacate_random_place(trace);
+                    mix.places[place] = Some(alloc(trace, bytes));
+                }
+            }
+        }))
     },
 };
 
@@ -72,17 +90,38 @@ pub(crate) const STREAM_MIX: GeneratorEntry = GeneratorEntry {
         Parameter::count("kernel_us", 0..=60_000_000, "8", "run time of the kernel behind a block, in microseconds"),
     ],
     build: |parameters| {
-        let (stream_count, live) = (parameters.count("streams")? as usize, parameters.count("live")?);
-        let (operations, crossing) = (parameters.count("operations")?.into(), parameters.number("crossing")?);
-        let (min_bytes, max_bytes) = parameters.size_range("min_bytes", "max_bytes")?;
-        let sizes = sizes_even_over_octaves(min_bytes, max_bytes);
+        let (settings, operations) = (MixSettings::read(parameters)?, u64::from(parameters.count("operations")?));
+        let (stream_count, crossing) = (parameters.count("streams")? as usize, parameters.number("crossing")?);
         let kernel = Work::Spin { nanos: Nanos(u64::from(parameters.count("kernel_us")?) * 1000) };
-        Ok(start(move |random| StreamMix {
-            mix: Mix { random, sizes: sizes.clone(), operations, places: vec![None; live as usize] },
-            kernel,
-            crossing,
-            stream_count,
-            streams: Vec::new(),
+        let parts = operations.div_ceil(STREAMS_PART);
+        Ok(in_parts(parts + 1, move |random| {
+            let (mut mix, mut streams, mut crossings) = (settings.begin(random), Vec::new(), Vec::new());
+            move |part, trace: &mut TraceBuilder| {
+                open_streams(&mut streams, stream_count, trace);
+                // The event that is recorded on each stream when one of its blocks crosses over.
+                crossings.resize_with(streams.len(), || trace.new_event());
+                if u64::from(part) < parts {
+                    mark_part(trace, part, "mix", "part");
+                } else {
+                    mix.free_all(trace);
+                }
+                for _ in items_of_part(part, STREAMS_PART, operations) {
+                    let place = mix.vacate_random_place(trace);
+                    let bytes = mix.random_size();
+                    let own = mix.random.index(streams.len());
+                    let block = trace.alloc(bytes, streams[own], TagId(0));
+                    trace.work(kernel, streams[own], &[]);
+                    if streams.len() > 1 && mix.random.chance(crossing) {
+                        let other = streams[(own + 1 + mix.random.index(streams.len() - 1)) % streams.len()];
+                        trace.event_record(crossings[own], streams[own]);
+                        trace.event_wait(crossings[own], other);
+                        trace.use_on(block, other);
+                        trace.work(kernel, other, &[]);
+                    }
+                    mix.places[place] = Some(block);
+                }
+                trace.device_sync();
+            }
         }))
     },
 };
@@ -99,32 +138,27 @@ fn sizes_even_over_octaves(least: u64, most: u64) -> Arc<[u64]> {
         .collect()
 }
 
-struct HotPair {
-    pairs: u64,
-    bytes: u64,
+/// The sizes of a mix and the number of its places.
+struct MixSettings {
+    sizes: Arc<[u64]>,
+    live: usize,
 }
 
-impl Generator for HotPair {
-    fn parts_left(&self, written: u64) -> u64 {
-        self.pairs.div_ceil(PART) - written
+impl MixSettings {
+    fn read(parameters: &Parameters<'_>) -> Result<MixSettings, WorkloadError> {
+        let (min_bytes, max_bytes) = parameters.size_range("min_bytes", "max_bytes")?;
+        let sizes = sizes_even_over_octaves(min_bytes, max_bytes);
+        Ok(MixSettings { sizes, live: parameters.count("live")? as usize })
     }
 
-    fn write_part(&mut self, part: u64, trace: &mut TraceBuilder) {
-        if part == 0 {
-            trace.mark(MarkKind::Phase, "pairs", 0);
-        }
-        trace.mark(MarkKind::Step, "part", to_u32(part));
-        for _ in 0..part_size(self.pairs, PART, part) {
-            let block = alloc(trace, self.bytes);
-            trace.free(block);
-        }
+    fn begin(&self, random: SeededRandom) -> Mix {
+        Mix { random, sizes: self.sizes.clone(), places: vec![None; self.live] }
     }
 }
 
 struct Mix {
     random: SeededRandom,
     sizes: Arc<[u64]>,
-    operations: u64,
     places: Vec<Option<BlockSlot>>,
 }
 
@@ -141,82 +175,9 @@ impl Mix {
         }
         place
     }
-}
 
-impl Generator for Mix {
-    fn parts_left(&self, written: u64) -> u64 {
-        self.operations.div_ceil(PART) - written
-    }
-
-    fn write_part(&mut self, part: u64, trace: &mut TraceBuilder) {
-        if part == 0 {
-            trace.mark(MarkKind::Phase, "mix", 0);
-        }
-        trace.mark(MarkKind::Step, "part", to_u32(part));
-        for _ in 0..part_size(self.operations, PART, part) {
-            let bytes = self.random_size();
-            let place = self.vacate_random_place(trace);
-            self.places[place] = Some(alloc(trace, bytes));
-        }
-    }
-
-    fn finish(&mut self, trace: &mut TraceBuilder) {
+    fn free_all(&mut self, trace: &mut TraceBuilder) {
         self.places.iter().flatten().for_each(|block| trace.free(*block));
-    }
-}
-
-struct StreamMix {
-    mix: Mix,
-    kernel: Work,
-    crossing: f64,
-    stream_count: usize,
-    /// Every stream with the event that is recorded on it when one of its blocks crosses over.
-    streams: Vec<(StreamId, TraceEventId)>,
-}
-
-impl StreamMix {
-    fn replace_one(&mut self, trace: &mut TraceBuilder) {
-        let place = self.mix.vacate_random_place(trace);
-        let bytes = self.mix.random_size();
-        let random = &mut self.mix.random;
-        let own = random.index(self.streams.len());
-        let (stream, written) = self.streams[own];
-        let block = trace.alloc(bytes, stream, TagId(0));
-        trace.work(self.kernel, stream, &[]);
-        if self.streams.len() > 1 && random.chance(self.crossing) {
-            let other = (own + 1 + random.index(self.streams.len() - 1)) % self.streams.len();
-            let (other, _) = self.streams[other];
-            trace.event_record(written, stream);
-            trace.event_wait(written, other);
-            trace.use_on(block, other);
-            trace.work(self.kernel, other, &[]);
-        }
-        self.mix.places[place] = Some(block);
-    }
-}
-
-impl Generator for StreamMix {
-    fn parts_left(&self, written: u64) -> u64 {
-        self.mix.operations.div_ceil(STREAMS_PART) - written
-    }
-
-    fn write_part(&mut self, part: u64, trace: &mut TraceBuilder) {
-        if part == 0 {
-            trace.mark(MarkKind::Phase, "mix", 0);
-            let mut streams = Vec::new();
-            open_streams(&mut streams, self.stream_count, trace);
-            self.streams = streams.into_iter().map(|stream| (stream, trace.new_event())).collect();
-        }
-        trace.mark(MarkKind::Step, "part", to_u32(part));
-        for _ in 0..part_size(self.mix.operations, STREAMS_PART, part) {
-            self.replace_one(trace);
-        }
-        trace.device_sync();
-    }
-
-    fn finish(&mut self, trace: &mut TraceBuilder) {
-        self.mix.finish(trace);
-        trace.device_sync();
     }
 }
 

@@ -5,8 +5,10 @@ pub(crate) mod script;
 pub(crate) mod single_stream;
 pub(crate) mod streams;
 
+use std::ops::Range;
+
 use oomph_base::{StreamId, TagId};
-use oomph_trace::{BlockSlot, TraceBuilder};
+use oomph_trace::{BlockSlot, MarkKind, TraceBuilder};
 
 /// Allocates a block on the default stream, without a tag.
 fn alloc(trace: &mut TraceBuilder, bytes: u64) -> BlockSlot {
@@ -25,4 +27,18 @@ fn open_streams(streams: &mut Vec<StreamId>, count: usize, trace: &mut TraceBuil
     {
         streams.push(stream);
     }
+}
+
+/// Marks the phase before the first part, and every part as a step.
+fn mark_part(trace: &mut TraceBuilder, part: u32, phase: &str, step: &str) {
+    if part == 0 {
+        trace.mark(MarkKind::Phase, phase, 0);
+    }
+    trace.mark(MarkKind::Step, step, part);
+}
+
+/// The items in a part, where `items` are written `per_part` at a time.
+fn items_of_part(part: u32, per_part: u64, items: u64) -> Range<u64> {
+    let first = u64::from(part) * per_part;
+    first..items.min(first + per_part)
 }

@@ -7,10 +7,7 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use super::open_streams;
-use crate::{
-    Generator, GeneratorEntry, Parameter, Parameters, WorkloadError,
-    generator::{start, to_u32},
-};
+use crate::{GeneratorEntry, Parameter, Parameters, WorkloadError, generator::in_parts};
 use oomph_base::{Bytes, GIB, StreamId, TagId};
 use oomph_trace::{BlockSlot, MarkKind, TraceBuilder};
 
@@ -42,8 +39,22 @@ pub(crate) const SCRIPT: GeneratorEntry = GeneratorEntry {
         .into_iter()
         .filter(|part| !part.actions.is_empty())
         .collect();
-        let live = vec![VecDeque::new(); names.len()];
-        Ok(start(move |_| ScriptedPattern { parts: parts.clone(), streams: Vec::new(), live: live.clone() }))
+        let all_cycles: u64 = parts.iter().map(|part| u64::from(part.cycles)).sum();
+        Ok(in_parts(all_cycles + 1, move |_| {
+            let parts = parts.clone();
+            let mut state = ScriptState { streams: Vec::new(), live: vec![VecDeque::new(); names.len()] };
+            move |mut cycle, trace: &mut TraceBuilder| {
+                for part in parts.iter() {
+                    if cycle < part.cycles {
+                        part.mark(cycle, trace);
+                        part.actions.iter().for_each(|action| state.run(*action, cycle, trace));
+                        return;
+                    }
+                    cycle -= part.cycles;
+                }
+                state.free_all(trace);
+            }
+        }))
     },
 };
 
@@ -186,15 +197,25 @@ struct ScriptPart {
     cycles: u32,
 }
 
-struct ScriptedPattern {
-    parts: Arc<[ScriptPart]>,
+impl ScriptPart {
+    fn mark(&self, cycle: u32, trace: &mut TraceBuilder) {
+        if cycle == 0 {
+            trace.mark(MarkKind::Phase, self.label, 0);
+        }
+        if self.has_steps {
+            trace.mark(MarkKind::Step, self.label, cycle);
+        }
+    }
+}
+
+struct ScriptState {
     /// Streams opened so far, the default stream first.
     streams: Vec<StreamId>,
     /// Live blocks by name, the oldest first.
     live: Vec<VecDeque<BlockSlot>>,
 }
 
-impl ScriptedPattern {
+impl ScriptState {
     fn run(&mut self, action: ScriptAction, cycle: u32, trace: &mut TraceBuilder) {
         match action {
             ScriptAction::Alloc { name, bytes, growth, stream } => {
@@ -211,38 +232,12 @@ impl ScriptedPattern {
             ScriptAction::EmptyCache => trace.empty_cache(),
         }
     }
-}
 
-impl Generator for ScriptedPattern {
-    fn parts_left(&self, written: u64) -> u64 {
-        self.parts.iter().map(|part| u64::from(part.cycles)).sum::<u64>() - written
-    }
-
-    fn write_part(&mut self, cycle: u64, trace: &mut TraceBuilder) {
-        let parts = self.parts.clone();
-        let mut cycle = to_u32(cycle);
-        for part in parts.iter() {
-            if cycle >= part.cycles {
-                cycle -= part.cycles;
-                continue;
-            }
-            if cycle == 0 {
-                trace.mark(MarkKind::Phase, part.label, 0);
-            }
-            if part.has_steps {
-                trace.mark(MarkKind::Step, part.label, cycle);
-            }
-            part.actions.iter().for_each(|action| self.run(*action, cycle, trace));
-            return;
-        }
-    }
-
-    fn finish(&mut self, trace: &mut TraceBuilder) {
-        let left: Vec<BlockSlot> = self.live.iter_mut().flat_map(|blocks| blocks.drain(..)).collect();
-        if !left.is_empty() {
+    fn free_all(&mut self, trace: &mut TraceBuilder) {
+        if self.live.iter().any(|blocks| !blocks.is_empty()) {
             trace.mark(MarkKind::Phase, "after", 0);
         }
-        left.iter().for_each(|block| trace.free(*block));
+        self.live.iter_mut().flat_map(|blocks| blocks.drain(..)).for_each(|block| trace.free(block));
     }
 }
 

@@ -4,12 +4,9 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-use super::{alloc, open_streams};
-use crate::{
-    Generator, GeneratorEntry, Parameter, PowerLaw, SeededRandom,
-    generator::{part_size, start, to_u32},
-};
-use oomph_base::{Bytes, GIB, StreamId, TagId};
+use super::{alloc, items_of_part, mark_part, open_streams};
+use crate::{GeneratorEntry, Parameter, PowerLaw, SeededRandom, generator::in_parts};
+use oomph_base::{Bytes, GIB, TagId};
 use oomph_trace::{BlockSlot, MarkKind, TraceBuilder};
 
 /// RMM's random-allocations benchmark.
@@ -28,7 +25,11 @@ pub(crate) const RANDOM: GeneratorEntry = GeneratorEntry {
         Parameter::size("live_limit", 1..=1024 * GIB, "16000MiB", "no allocation that would bring the live bytes here"),
     ],
     build: |parameters| {
-        let (allocations, max_bytes) = (parameters.count("allocations")?.into(), parameters.size("max_bytes")?);
+        /// RMM's constant.
+        const CHANCE_TO_ALLOCATE: f64 = 0.73;
+        /// RMM has no steps; these are for timelines.
+        const STEPS_PER_MARK: u64 = 1000;
+        let (allocations, max_bytes) = (u64::from(parameters.count("allocations")?), parameters.size("max_bytes")?);
         let live_limit = parameters.size("live_limit")?;
         if max_bytes >= live_limit {
             return Err(parameters.refuse(format!(
@@ -37,14 +38,25 @@ pub(crate) const RANDOM: GeneratorEntry = GeneratorEntry {
                 Bytes(live_limit)
             )));
         }
-        let live = RandomLiveSet::default();
-        Ok(start(move |random| RandomOrder {
-            random,
-            allocations,
-            max_bytes,
-            live_limit,
-            allocated: 0,
-            live: live.clone(),
+        let steps = 2 * allocations;
+        Ok(in_parts(steps.div_ceil(STEPS_PER_MARK), move |mut random| {
+            let (mut live, mut allocated) = (RandomLiveSet::default(), 0);
+            move |part, trace: &mut TraceBuilder| {
+                mark_part(trace, part, "random", "steps");
+                for _ in items_of_part(part, STEPS_PER_MARK, steps) {
+                    let bytes = random.between(1, max_bytes);
+                    let allocates = live.blocks.is_empty()
+                        || (random.chance(CHANCE_TO_ALLOCATE)
+                            && allocated < allocations
+                            && live.bytes + bytes < live_limit);
+                    if allocates {
+                        live.insert(alloc(trace, bytes), bytes);
+                        allocated += 1;
+                    } else {
+                        live.free_random(&mut random, trace);
+                    }
+                }
+            }
         }))
     },
 };
@@ -66,13 +78,31 @@ pub(crate) const POWER_LAW: GeneratorEntry = GeneratorEntry {
         Parameter::number("lifetime_exponent", 0.1..=8.0, "0.8", "tail exponent of lifetimes; smaller is heavier"),
     ],
     build: |parameters| {
-        let allocations = parameters.count("allocations")?.into();
+        const ALLOCATIONS_PER_MARK: u64 = 500;
+        let allocations = u64::from(parameters.count("allocations")?);
         let (min_bytes, max_bytes) = parameters.size_range("min_bytes", "max_bytes")?;
         let (min_lifetime, max_lifetime) = parameters.count_range("min_lifetime", "max_lifetime")?;
         let sizes = PowerLaw::new(min_bytes, max_bytes, parameters.number("size_exponent")?);
         let exponent = parameters.number("lifetime_exponent")?;
         let lifetimes = PowerLaw::new(min_lifetime.into(), max_lifetime.into(), exponent);
-        Ok(start(move |random| HeavyTails { random, allocations, sizes, lifetimes, frees: BinaryHeap::new() }))
+        let parts = allocations.div_ceil(ALLOCATIONS_PER_MARK);
+        Ok(in_parts(parts + 1, move |mut random| {
+            let mut frees = DueFrees::default();
+            move |part, trace: &mut TraceBuilder| {
+                if u64::from(part) < parts {
+                    mark_part(trace, part, "churn", "allocations");
+                } else if !frees.0.is_empty() {
+                    trace.mark(MarkKind::Phase, "drain", 0);
+                    frees.until(u64::MAX, trace);
+                }
+                for now in items_of_part(part, ALLOCATIONS_PER_MARK, allocations) {
+                    frees.until(now, trace);
+                    let bytes = sizes.draw(&mut random);
+                    let due = now + lifetimes.draw(&mut random);
+                    frees.0.push(Reverse((due, alloc(trace, bytes))));
+                }
+            }
+        }))
     },
 };
 
@@ -97,6 +127,8 @@ pub(crate) const ROUNDS: GeneratorEntry = GeneratorEntry {
         Parameter::count("streams", 1..=64, "1", "streams that blocks belong to, at random"),
     ],
     build: |parameters| {
+        /// Blocks allocated at a time.
+        const PART: u64 = 1024;
         let (min_units, max_units) = parameters.count_range("min_units", "max_units")?;
         let (unit, live_limit) = (parameters.size("unit")?, parameters.size("live_limit")?);
         let largest = unit * u64::from(max_units);
@@ -108,20 +140,38 @@ pub(crate) const ROUNDS: GeneratorEntry = GeneratorEntry {
             )));
         }
         let sizes = PowerLaw::new(min_units.into(), max_units.into(), parameters.number("size_exponent")?);
-        let (rounds, allocations) = (parameters.count("rounds")?.into(), parameters.count("allocations")?.into());
+        let (rounds, allocations) = (parameters.count("rounds")?, u64::from(parameters.count("allocations")?));
         let (churn, stream_count) = (parameters.number("churn")?, parameters.count("streams")? as usize);
-        Ok(start(move |random| RepeatedRounds {
-            first_random: random.clone(),
-            random,
-            rounds,
-            allocations,
-            unit,
-            sizes,
-            live_limit,
-            churn,
-            stream_count,
-            streams: Vec::new(),
-            live: RandomLiveSet::default(),
+        let parts_per_round = allocations.div_ceil(PART) as u32;
+        Ok(in_parts(u64::from(rounds) * u64::from(parts_per_round), move |first_random| {
+            let (mut random, mut streams, mut live) = (first_random.clone(), Vec::new(), RandomLiveSet::default());
+            move |part, trace: &mut TraceBuilder| {
+                let (round, part) = (part / parts_per_round, part % parts_per_round);
+                open_streams(&mut streams, stream_count, trace);
+                if part == 0 {
+                    // Every round draws the same random numbers.
+                    random = first_random.clone();
+                    trace.mark(MarkKind::Step, "round", round);
+                    trace.mark(MarkKind::Phase, "requests", round);
+                }
+                for _ in items_of_part(part, PART, allocations) {
+                    if !live.blocks.is_empty() && random.chance(churn) {
+                        live.free_random(&mut random, trace);
+                    }
+                    let bytes = unit * sizes.draw(&mut random);
+                    while live.bytes + bytes > live_limit {
+                        live.free_random(&mut random, trace);
+                    }
+                    let stream = streams[random.index(streams.len())];
+                    live.insert(trace.alloc(bytes, stream, TagId(0)), bytes);
+                }
+                if part + 1 == parts_per_round {
+                    trace.mark(MarkKind::Phase, "clear", round);
+                    while !live.blocks.is_empty() {
+                        live.free_random(&mut random, trace);
+                    }
+                }
+            }
         }))
     },
 };
@@ -146,15 +196,28 @@ pub(crate) const SAWTOOTH: GeneratorEntry = GeneratorEntry {
         let (teeth, blocks) = (parameters.count("teeth")?, parameters.count("blocks")?);
         let (min_bytes, max_bytes) = parameters.size_range("min_bytes", "max_bytes")?;
         let (jitter, kept) = (parameters.number("jitter")?, parameters.number("kept")?);
-        Ok(start(move |random| Sawtooth {
-            random,
-            teeth: teeth.into(),
-            blocks,
-            min_bytes,
-            max_bytes,
-            jitter,
-            kept,
-            survivors: Vec::new(),
+        Ok(in_parts(teeth.into(), move |mut random| {
+            let mut survivors = Vec::new();
+            move |tooth, trace: &mut TraceBuilder| {
+                trace.mark(MarkKind::Step, "tooth", tooth);
+                trace.mark(MarkKind::Phase, "ramp", tooth);
+                let allocate = |place: u32| {
+                    let climbed = f64::from(place) / f64::from((blocks - 1).max(1));
+                    let bytes = min_bytes as f64 + (max_bytes - min_bytes) as f64 * climbed;
+                    let deviation = (bytes * jitter) as u64;
+                    alloc(trace, random.between((bytes as u64 - deviation).max(1), bytes as u64 + deviation))
+                };
+                let ramp: Vec<BlockSlot> = (0..blocks).map(allocate).collect();
+                trace.mark(MarkKind::Phase, "drop", tooth);
+                survivors.drain(..).for_each(|slot| trace.free(slot));
+                for slot in ramp {
+                    if tooth + 1 < teeth && random.chance(kept) {
+                        survivors.push(slot);
+                    } else {
+                        trace.free(slot);
+                    }
+                }
+            }
         }))
     },
 };
@@ -183,12 +246,33 @@ pub(crate) const CHECKERBOARD: GeneratorEntry = GeneratorEntry {
             let reason = format!("{blocks} blocks are too few for {doublings} doublings, which need {needed}");
             return Err(parameters.refuse(reason));
         }
-        Ok(start(move |_| Checkerboard { rounds: rounds.into(), blocks, block_bytes, doublings }))
+        let fill = move |trace: &mut TraceBuilder, doubling: u32| -> Vec<BlockSlot> {
+            (0..blocks >> (2 * doubling)).map(|_| alloc(trace, block_bytes << doubling)).collect()
+        };
+        Ok(in_parts(rounds.into(), move |_| {
+            move |round, trace: &mut TraceBuilder| {
+                trace.mark(MarkKind::Step, "round", round);
+                trace.mark(MarkKind::Phase, "fill", round);
+                let mut survivors = Vec::new();
+                let mut newest = fill(trace, 0);
+                for doubling in 1..=doublings {
+                    trace.mark(MarkKind::Phase, "punch", doubling);
+                    for pair in newest.chunks(2) {
+                        trace.free(pair[0]);
+                        survivors.extend(pair.get(1));
+                    }
+                    trace.mark(MarkKind::Phase, "double", doubling);
+                    newest = fill(trace, doubling);
+                }
+                trace.mark(MarkKind::Phase, "clear", round);
+                survivors.into_iter().chain(newest).for_each(|slot| trace.free(slot));
+            }
+        }))
     },
 };
 
 /// Live blocks, from which a random one can be freed.
-#[derive(Clone, Default)]
+#[derive(Default)]
 struct RandomLiveSet {
     blocks: Vec<(BlockSlot, u64)>,
     bytes: u64,
@@ -207,226 +291,18 @@ impl RandomLiveSet {
     }
 }
 
-struct RandomOrder {
-    random: SeededRandom,
-    allocations: u64,
-    max_bytes: u64,
-    live_limit: u64,
-    allocated: u64,
-    live: RandomLiveSet,
-}
+/// When each live block is freed, the next one on top.
+#[derive(Default)]
+struct DueFrees(BinaryHeap<Reverse<(u64, BlockSlot)>>);
 
-impl RandomOrder {
-    /// RMM's constant.
-    const CHANCE_TO_ALLOCATE: f64 = 0.73;
-    /// RMM has no steps; these are for timelines.
-    const STEPS_PER_MARK: u64 = 1000;
-}
-
-impl Generator for RandomOrder {
-    fn parts_left(&self, written: u64) -> u64 {
-        (self.allocations * 2).div_ceil(Self::STEPS_PER_MARK) - written
-    }
-
-    fn write_part(&mut self, part: u64, trace: &mut TraceBuilder) {
-        if part == 0 {
-            trace.mark(MarkKind::Phase, "random", 0);
-        }
-        trace.mark(MarkKind::Step, "steps", to_u32(part));
-        for _ in 0..part_size(self.allocations * 2, Self::STEPS_PER_MARK, part) {
-            let bytes = self.random.between(1, self.max_bytes);
-            let allocates = self.live.blocks.is_empty()
-                || (self.random.chance(Self::CHANCE_TO_ALLOCATE)
-                    && self.allocated < self.allocations
-                    && self.live.bytes + bytes < self.live_limit);
-            if allocates {
-                self.live.insert(alloc(trace, bytes), bytes);
-                self.allocated += 1;
-            } else {
-                self.live.free_random(&mut self.random, trace);
-            }
-        }
-    }
-}
-
-struct HeavyTails {
-    random: SeededRandom,
-    allocations: u64,
-    sizes: PowerLaw,
-    lifetimes: PowerLaw,
-    /// When each live block is freed, the next one on top.
-    frees: BinaryHeap<Reverse<(u64, BlockSlot)>>,
-}
-
-impl HeavyTails {
-    const ALLOCATIONS_PER_MARK: u64 = 500;
-
-    fn free_until(&mut self, time: u64, trace: &mut TraceBuilder) {
-        while let Some(&Reverse((due, slot))) = self.frees.peek()
+impl DueFrees {
+    fn until(&mut self, time: u64, trace: &mut TraceBuilder) {
+        while let Some(&Reverse((due, slot))) = self.0.peek()
             && due <= time
         {
-            self.frees.pop();
+            self.0.pop();
             trace.free(slot);
         }
-    }
-}
-
-impl Generator for HeavyTails {
-    fn parts_left(&self, written: u64) -> u64 {
-        self.allocations.div_ceil(Self::ALLOCATIONS_PER_MARK) - written
-    }
-
-    fn write_part(&mut self, part: u64, trace: &mut TraceBuilder) {
-        if part == 0 {
-            trace.mark(MarkKind::Phase, "churn", 0);
-        }
-        trace.mark(MarkKind::Step, "allocations", to_u32(part));
-        let first = part * Self::ALLOCATIONS_PER_MARK;
-        for now in first..first + part_size(self.allocations, Self::ALLOCATIONS_PER_MARK, part) {
-            self.free_until(now, trace);
-            let bytes = self.sizes.draw(&mut self.random);
-            let due = now + self.lifetimes.draw(&mut self.random);
-            self.frees.push(Reverse((due, alloc(trace, bytes))));
-        }
-    }
-
-    fn finish(&mut self, trace: &mut TraceBuilder) {
-        if !self.frees.is_empty() {
-            trace.mark(MarkKind::Phase, "drain", 0);
-            self.free_until(u64::MAX, trace);
-        }
-    }
-}
-
-struct RepeatedRounds {
-    /// The random numbers that every round begins with.
-    first_random: SeededRandom,
-    random: SeededRandom,
-    rounds: u64,
-    allocations: u64,
-    unit: u64,
-    sizes: PowerLaw,
-    live_limit: u64,
-    churn: f64,
-    stream_count: usize,
-    streams: Vec<StreamId>,
-    live: RandomLiveSet,
-}
-
-impl RepeatedRounds {
-    /// Blocks allocated at a time.
-    const PART: u64 = 1024;
-
-    fn parts_per_round(&self) -> u64 {
-        self.allocations.div_ceil(Self::PART)
-    }
-}
-
-impl Generator for RepeatedRounds {
-    fn parts_left(&self, written: u64) -> u64 {
-        self.rounds * self.parts_per_round() - written
-    }
-
-    fn write_part(&mut self, part: u64, trace: &mut TraceBuilder) {
-        let (round, part) = (to_u32(part / self.parts_per_round()), part % self.parts_per_round());
-        open_streams(&mut self.streams, self.stream_count, trace);
-        if part == 0 {
-            self.random = self.first_random.clone();
-            trace.mark(MarkKind::Step, "round", round);
-            trace.mark(MarkKind::Phase, "requests", round);
-        }
-        for _ in 0..part_size(self.allocations, Self::PART, part) {
-            if !self.live.blocks.is_empty() && self.random.chance(self.churn) {
-                self.live.free_random(&mut self.random, trace);
-            }
-            let bytes = self.unit * self.sizes.draw(&mut self.random);
-            while self.live.bytes + bytes > self.live_limit {
-                self.live.free_random(&mut self.random, trace);
-            }
-            let stream = self.streams[self.random.index(self.streams.len())];
-            self.live.insert(trace.alloc(bytes, stream, TagId(0)), bytes);
-        }
-        if part + 1 == self.parts_per_round() {
-            trace.mark(MarkKind::Phase, "clear", round);
-            while !self.live.blocks.is_empty() {
-                self.live.free_random(&mut self.random, trace);
-            }
-        }
-    }
-}
-
-struct Sawtooth {
-    random: SeededRandom,
-    teeth: u64,
-    blocks: u32,
-    min_bytes: u64,
-    max_bytes: u64,
-    jitter: f64,
-    kept: f64,
-    survivors: Vec<BlockSlot>,
-}
-
-impl Sawtooth {
-    fn size(&mut self, place: u32) -> u64 {
-        let climbed = f64::from(place) / f64::from((self.blocks - 1).max(1));
-        let bytes = self.min_bytes as f64 + (self.max_bytes - self.min_bytes) as f64 * climbed;
-        let deviation = (bytes * self.jitter) as u64;
-        self.random.between((bytes as u64 - deviation).max(1), bytes as u64 + deviation)
-    }
-}
-
-impl Generator for Sawtooth {
-    fn parts_left(&self, written: u64) -> u64 {
-        self.teeth - written
-    }
-
-    fn write_part(&mut self, tooth: u64, trace: &mut TraceBuilder) {
-        trace.mark(MarkKind::Step, "tooth", to_u32(tooth));
-        trace.mark(MarkKind::Phase, "ramp", to_u32(tooth));
-        let ramp: Vec<BlockSlot> = (0..self.blocks).map(|place| alloc(trace, self.size(place))).collect();
-        trace.mark(MarkKind::Phase, "drop", to_u32(tooth));
-        self.survivors.drain(..).for_each(|slot| trace.free(slot));
-        for slot in ramp {
-            if tooth + 1 < self.teeth && self.random.chance(self.kept) {
-                self.survivors.push(slot);
-            } else {
-                trace.free(slot);
-            }
-        }
-    }
-}
-
-struct Checkerboard {
-    rounds: u64,
-    blocks: u32,
-    block_bytes: u64,
-    doublings: u32,
-}
-
-impl Generator for Checkerboard {
-    fn parts_left(&self, written: u64) -> u64 {
-        self.rounds - written
-    }
-
-    fn write_part(&mut self, round: u64, trace: &mut TraceBuilder) {
-        let fill = |trace: &mut TraceBuilder, doubling: u32| -> Vec<BlockSlot> {
-            (0..self.blocks >> (2 * doubling)).map(|_| alloc(trace, self.block_bytes << doubling)).collect()
-        };
-        trace.mark(MarkKind::Step, "round", to_u32(round));
-        trace.mark(MarkKind::Phase, "fill", to_u32(round));
-        let mut survivors = Vec::new();
-        let mut newest = fill(trace, 0);
-        for doubling in 1..=self.doublings {
-            trace.mark(MarkKind::Phase, "punch", doubling);
-            for pair in newest.chunks(2) {
-                trace.free(pair[0]);
-                survivors.extend(pair.get(1));
-            }
-            trace.mark(MarkKind::Phase, "double", doubling);
-            newest = fill(trace, doubling);
-        }
-        trace.mark(MarkKind::Phase, "clear", to_u32(round));
-        survivors.into_iter().chain(newest).for_each(|slot| trace.free(slot));
     }
 }
 

@@ -7,13 +7,10 @@
 
 use std::collections::VecDeque;
 
-use super::open_streams;
-use crate::{
-    Generator, GeneratorEntry, Parameter, SeededRandom,
-    generator::{start, to_u32},
-};
+use super::{mark_part, open_streams};
+use crate::{GeneratorEntry, Parameter, generator::in_parts};
 use oomph_base::{GIB, Nanos, StreamId, Work};
-use oomph_trace::{BlockSlot, Category, MarkKind, TraceBuilder, TraceEventId};
+use oomph_trace::{BlockSlot, Category, TraceBuilder};
 
 pub(crate) const STREAMS: GeneratorEntry = GeneratorEntry {
     name: "streams",
@@ -38,95 +35,48 @@ pub(crate) const STREAMS: GeneratorEntry = GeneratorEntry {
         let (min_bytes, max_bytes) = parameters.size_range("min_bytes", "max_bytes")?;
         let (in_flight, sync_every) = (parameters.count("in_flight")?, parameters.count("sync_every")?);
         let busy = Nanos(u64::from(parameters.count("consumer_us")?) * 1000);
-        Ok(start(move |random| ProducerConsumer {
-            random,
-            rounds,
-            side_streams,
-            min_bytes,
-            max_bytes,
-            in_flight: in_flight as usize * side_streams as usize,
-            busy,
-            sync_every,
-            consumers: Vec::new(),
-            held: VecDeque::new(),
+        let most_held = in_flight as usize * side_streams as usize;
+        // The traffic of the largest batch, whatever the size of a batch: one shape of work per size would let the tables
+        // of a long trace grow without bound.
+        let traffic = Work::Elementwise { bytes: max_bytes };
+        Ok(in_parts(u64::from(rounds) + 1, move |mut random| {
+            let (mut streams, mut ready, mut held) = (Vec::new(), Vec::new(), VecDeque::new());
+            move |round, trace: &mut TraceBuilder| {
+                open_streams(&mut streams, side_streams as usize + 1, trace);
+                // The event that is recorded on the default stream when a batch for a consumer is made.
+                ready.resize_with(streams.len() - 1, || trace.new_event());
+                if round == rounds {
+                    free_oldest(&mut held, 0, trace);
+                    trace.device_sync();
+                    return;
+                }
+                mark_part(trace, round, "pipeline", "round");
+                for (&consumer, &ready) in streams[1..].iter().zip(&ready) {
+                    let bytes = random.between(min_bytes, max_bytes);
+                    let (input, scratch) = (trace.tag(Category::Input, None), trace.tag(Category::Temporary, None));
+                    let batch = trace.alloc(bytes, StreamId::DEFAULT, input);
+                    trace.work(traffic, StreamId::DEFAULT, &[batch]);
+                    trace.event_record(ready, StreamId::DEFAULT);
+                    trace.event_wait(ready, consumer);
+                    trace.use_on(batch, consumer);
+                    let scratch = trace.alloc((bytes / 2).max(1), consumer, scratch);
+                    trace.work(Work::Spin { nanos: busy }, consumer, &[]);
+                    trace.work(traffic, consumer, &[batch, scratch]);
+                    trace.free(scratch);
+                    held.push_back(batch);
+                    free_oldest(&mut held, most_held, trace);
+                }
+                if (round + 1).is_multiple_of(sync_every) {
+                    trace.device_sync();
+                }
+            }
         }))
     },
 };
 
-struct ProducerConsumer {
-    random: SeededRandom,
-    rounds: u32,
-    side_streams: u32,
-    min_bytes: u64,
-    max_bytes: u64,
-    /// Batches that the producer keeps.
-    in_flight: usize,
-    busy: Nanos,
-    sync_every: u32,
-    consumers: Vec<ConsumerStream>,
-    held: VecDeque<BlockSlot>,
-}
-
-#[derive(Clone, Copy)]
-struct ConsumerStream {
-    stream: StreamId,
-    /// Recorded on the default stream when a batch for this consumer is made.
-    ready: TraceEventId,
-}
-
-impl ProducerConsumer {
-    fn produce_and_consume(&mut self, consumer: ConsumerStream, trace: &mut TraceBuilder) {
-        let bytes = self.random.between(self.min_bytes, self.max_bytes);
-        // The traffic of the largest batch, whatever the size of this one: one shape of work per size would let the
-        // tables of a long trace grow without bound.
-        let traffic = Work::Elementwise { bytes: self.max_bytes };
-        let (input, scratch_tag) = (trace.tag(Category::Input, None), trace.tag(Category::Temporary, None));
-        let batch = trace.alloc(bytes, StreamId::DEFAULT, input);
-        trace.work(traffic, StreamId::DEFAULT, &[batch]);
-        trace.event_record(consumer.ready, StreamId::DEFAULT);
-
-        trace.event_wait(consumer.ready, consumer.stream);
-        trace.use_on(batch, consumer.stream);
-        let scratch = trace.alloc((bytes / 2).max(1), consumer.stream, scratch_tag);
-        trace.work(Work::Spin { nanos: self.busy }, consumer.stream, &[]);
-        trace.work(traffic, consumer.stream, &[batch, scratch]);
-        trace.free(scratch);
-        self.held.push_back(batch);
-    }
-
-    fn free_oldest(&mut self, keep: usize, trace: &mut TraceBuilder) {
-        let excess = self.held.len().saturating_sub(keep);
-        self.held.drain(..excess).for_each(|batch| trace.free(batch));
-    }
-}
-
-impl Generator for ProducerConsumer {
-    fn parts_left(&self, written: u64) -> u64 {
-        u64::from(self.rounds) - written
-    }
-
-    fn write_part(&mut self, round: u64, trace: &mut TraceBuilder) {
-        if round == 0 {
-            trace.mark(MarkKind::Phase, "pipeline", 0);
-            let mut streams = Vec::new();
-            open_streams(&mut streams, self.side_streams as usize + 1, trace);
-            let consumer = |&stream: &StreamId| ConsumerStream { stream, ready: trace.new_event() };
-            self.consumers = streams[1..].iter().map(consumer).collect();
-        }
-        trace.mark(MarkKind::Step, "round", to_u32(round));
-        for place in 0..self.consumers.len() {
-            self.produce_and_consume(self.consumers[place], trace);
-            self.free_oldest(self.in_flight, trace);
-        }
-        if (round + 1).is_multiple_of(self.sync_every.into()) {
-            trace.device_sync();
-        }
-    }
-
-    fn finish(&mut self, trace: &mut TraceBuilder) {
-        self.free_oldest(0, trace);
-        trace.device_sync();
-    }
+fn free_oldest(held: &mut VecDeque<BlockSlot>, keep: usize, trace: &mut TraceBuilder) {
+    let excess = held.len().saturating_sub(keep);
+    held.drain(..excess).for_each(|batch| trace.free(batch));
 }
 
 #[cfg(test)]

@@ -34,7 +34,7 @@ fn training_without_cycles(settings: &FaultSettings) -> FaultProgram {
     let bytes = settings.kept_bytes;
     FaultProgram::training(move |trainer, _, _| {
         let tensor = trainer.machine.temporary(bytes);
-        trainer.release(tensor);
+        trainer.machine.release(tensor);
     })
 }
 
@@ -80,7 +80,7 @@ fn train_and_validate(settings: &FaultSettings, deletes: bool, collects: bool, e
             trainer.collect_garbage(step.step);
         }
         if empties_cache {
-            trainer.empty_cache();
+            trainer.machine.trace.empty_cache();
         }
     })
 }

@@ -26,7 +26,7 @@ pub(crate) const OUTPUTS: TrainingFault = TrainingFault {
                 let bytes = trainer.machine.bytes(value.tensor);
                 keep_forever(trainer.derive(value.tensor, bytes, Category::Activation));
                 // The copy has a graph until it is detached.
-                trainer.release(value.tensor);
+                trainer.machine.release(value.tensor);
                 trainer.machine.drop_graph(graph);
             })
         }),
@@ -61,8 +61,8 @@ pub(crate) const LOSS_GRAPH: TrainingFault = TrainingFault {
                 trainer.rebind(&mut total, sum);
                 // The sum needs the loss's graph, not the loss.
                 keep_forever(loss.graph);
-                trainer.release(loss.value.tensor);
-                trainer.zero_grad();
+                trainer.machine.release(loss.value.tensor);
+                trainer.machine.zero_gradients();
             })
         }),
         // `total += loss.item()`, and every step runs backward.
@@ -86,7 +86,7 @@ fn criterion_that_remembers(clears_each_step: bool) -> FaultProgram {
         trainer.run_backward(step.step, loss, RetainGraph::No);
         trainer.update_and_zero(step);
         if clears_each_step {
-            trainer.release(seen);
+            trainer.machine.release(seen);
         }
     })
 }
@@ -96,7 +96,7 @@ fn loss_of(trainer: &mut Trainer, logits: ForwardOutput, targets: Tensor) -> For
     let ForwardOutput { value: logits, graph } = logits;
     let next = std::mem::replace(&mut trainer.machine.graph, graph);
     let value = trainer.machine.cross_entropy(logits, targets);
-    trainer.release(logits.tensor);
+    trainer.machine.release(logits.tensor);
     let graph = std::mem::replace(&mut trainer.machine.graph, next);
     trainer.bind_loss(ForwardOutput { value, graph })
 }
@@ -163,11 +163,11 @@ pub(crate) const NO_ZERO_GRAD: TrainingFault = TrainingFault {
 fn training_with_zero_grad(before_forward: bool, before_backward: bool) -> FaultProgram {
     FaultProgram::new(move |trainer, step| {
         if before_forward {
-            trainer.zero_grad();
+            trainer.machine.zero_gradients();
         }
         let (_, loss) = trainer.run_forward(step.step, step.length);
         if before_backward {
-            trainer.zero_grad();
+            trainer.machine.zero_gradients();
         }
         trainer.run_backward(step.step, loss, RetainGraph::No);
         trainer.update(step.step);

@@ -35,7 +35,7 @@ fn cached_features(settings: &FaultSettings, most: usize) -> FaultProgram {
         if features.len() > most
             && let Some(oldest) = features.pop_front()
         {
-            trainer.release(oldest);
+            trainer.machine.release(oldest);
         }
     })
 }
@@ -44,14 +44,10 @@ fn cached_features(settings: &FaultSettings, most: usize) -> FaultProgram {
 pub(crate) const SLOW_LEAK: TrainingFault = TrainingFault {
     name: "slow_leak",
     programs: &[
-        ("none", |settings| preprocessing(settings, keep_statistics)),
-        ("release", |settings| preprocessing(settings, Trainer::release)),
+        ("none", |settings| preprocessing(settings, |_, statistics| keep_forever(statistics))),
+        ("release", |settings| preprocessing(settings, |trainer, statistics| trainer.machine.release(statistics))),
     ],
 };
-
-fn keep_statistics(_: &mut Trainer, statistics: Tensor) {
-    keep_forever(statistics);
-}
 
 fn preprocessing(settings: &FaultSettings, after_use: fn(&mut Trainer, Tensor)) -> FaultProgram {
     let FaultSettings { kept_bytes, epoch_steps, .. } = *settings;
@@ -82,7 +78,7 @@ pub(crate) const PINNED_LOADER: TrainingFault = TrainingFault {
                 let input = trainer.machine.alloc(bytes, Category::Input);
                 trainer.machine.work(Work::CopyIn { bytes, pinned: true }, [input]);
                 trainer.train(step, |_, _| {});
-                trainer.release(input);
+                trainer.machine.release(input);
                 trainer.machine.return_host_buffer(buffer, bytes);
             })
         }),
@@ -105,7 +101,7 @@ pub(crate) const PREFETCHED_BATCHES: TrainingFault = TrainingFault {
                 }
                 trainer.train(step, |_, _| {});
                 if let Some(used) = ready.pop_front() {
-                    trainer.release(used);
+                    trainer.machine.release(used);
                 }
             })
         }),
@@ -129,7 +125,7 @@ pub(crate) const DUPLICATED_BATCHES: TrainingFault = TrainingFault {
                     copies.push(latest);
                 }
                 for before in std::mem::replace(&mut held, copies) {
-                    trainer.release(before);
+                    trainer.machine.release(before);
                 }
                 trainer.train(step, |_, _| {});
             })
@@ -169,7 +165,7 @@ fn metrics(settings: &FaultSettings, in_one_tensor: bool) -> FaultProgram {
                 tensor
             })
             .collect();
-        made.into_iter().for_each(|tensor| trainer.release(tensor));
+        made.into_iter().for_each(|tensor| trainer.machine.release(tensor));
         trainer.train(step, |_, _| {});
     })
 }
@@ -183,7 +179,7 @@ pub(crate) const LOADED_TWICE: TrainingFault = TrainingFault {
         ("del", |_| FaultProgram {
             load: |trainer| {
                 let dictionary = load_dictionary(trainer);
-                dictionary.into_iter().for_each(|copy| trainer.release(copy));
+                dictionary.into_iter().for_each(|copy| trainer.machine.release(copy));
             },
             ..FaultProgram::plain()
         }),
@@ -193,7 +189,7 @@ pub(crate) const LOADED_TWICE: TrainingFault = TrainingFault {
 
 /// Loads the model from a dictionary on the device.
 fn load_dictionary(trainer: &mut Trainer) -> Vec<Tensor> {
-    trainer.load();
+    trainer.machine.load();
     trainer.mark(MarkKind::Phase, "load_state", 0);
     let mut dictionary = Vec::new();
     let machine = &mut trainer.machine;

@@ -20,10 +20,7 @@ use super::{
     techniques,
     trainer::{ForwardOutput, GradientMode, Trainer},
 };
-use crate::{
-    Generator, GeneratorEntry, Parameter, Parameters, SeededRandom, WorkloadError,
-    generator::{start, to_u32},
-};
+use crate::{GeneratorEntry, Parameter, Parameters, SeededRandom, WorkloadError, generator::in_parts};
 use oomph_base::{GIB, Work};
 use oomph_trace::{Category, MarkKind, TraceBuilder};
 
@@ -49,55 +46,6 @@ const FAULTS: &[TrainingFault] = &[
 ];
 
 const FAULT: Parameter = Parameter::choice("fault", &NAMES, "outputs", "what the program does wrong");
-const REMEDY: Parameter = Parameter::choice(
-    "remedy",
-    &[
-        "none",
-        "detach",
-        "cpu",
-        "consume",
-        "item",
-        "clear",
-        "rebind",
-        "release",
-        "zero_grad",
-        "before_forward",
-        "before_backward",
-        "weak_reference",
-        "break_link",
-        "collect",
-        "no_grad",
-        "bounded",
-        "pageable",
-        "on_demand",
-        "one_copy",
-        "batched",
-        "del",
-        "gc",
-        "empty_cache",
-        "del_gc",
-        "del_empty_cache",
-        "gc_empty_cache",
-        "del_gc_empty_cache",
-    ],
-    "none",
-    "the remedy; each fault has its own",
-);
-const KEPT_BYTES: Parameter = Parameter::size(
-    "kept_bytes",
-    1..=64 * GIB,
-    "64MiB",
-    "bytes of a cycle, of an entry of a cache, or of a leak of preprocessing",
-);
-const ENTRIES: Parameter = Parameter::count("entries", 1..=1 << 20, "4", "entries of a cache that is bounded");
-const EPOCH_STEPS: Parameter = Parameter::count("epoch_steps", 1..=1 << 20, "1", "steps per epoch, for slow_leak");
-const WORKERS: Parameter = Parameter::count("workers", 0..=16, "4", "processes that load batches");
-const INPUT_BYTES: Parameter =
-    Parameter::size("input_bytes", 1..=64 * GIB, "64MiB", "bytes of a batch beside its tokens, such as images");
-const BATCHES: Parameter =
-    Parameter::count("batches", 1..=1 << 10, "4", "batches that are prefetched, or copies that are made of one");
-const TENSORS: Parameter = Parameter::count("tensors", 1..=1 << 20, "2000", "small tensors per step, for churn");
-
 /// The registry entry of training with faults.
 pub(crate) const FAULTY_TRAINING: GeneratorEntry = GeneratorEntry {
     name: "faulty_training",
@@ -105,15 +53,27 @@ pub(crate) const FAULTY_TRAINING: GeneratorEntry = GeneratorEntry {
     seeded: true,
     parameters: &[
         FAULT,
-        REMEDY,
+        Parameter::text(
+            "remedy",
+            "one of none, detach, cpu, consume, item, clear, rebind, release, zero_grad, before_forward, before_backward, \
+             weak_reference, break_link, collect, no_grad, bounded, pageable, on_demand, one_copy, batched, del, gc, \
+             empty_cache, del_gc, del_empty_cache, gc_empty_cache, del_gc_empty_cache",
+            "none",
+            "the remedy; each fault has its own",
+        ),
         plan::STEPS,
-        KEPT_BYTES,
-        ENTRIES,
-        EPOCH_STEPS,
-        WORKERS,
-        INPUT_BYTES,
-        BATCHES,
-        TENSORS,
+        Parameter::size(
+            "kept_bytes",
+            1..=64 * GIB,
+            "64MiB",
+            "bytes of a cycle, of an entry of a cache, or of a leak of preprocessing",
+        ),
+        Parameter::count("entries", 1..=1 << 20, "4", "entries of a cache that is bounded"),
+        Parameter::count("epoch_steps", 1..=1 << 20, "1", "steps per epoch, for slow_leak"),
+        Parameter::count("workers", 0..=16, "4", "processes that load batches"),
+        Parameter::size("input_bytes", 1..=64 * GIB, "64MiB", "bytes of a batch beside its tokens, such as images"),
+        Parameter::count("batches", 1..=1 << 10, "4", "batches that are prefetched, or copies that are made of one"),
+        Parameter::count("tensors", 1..=1 << 20, "2000", "small tensors per step, for churn"),
         plan::LAYERS,
         plan::WIDTH,
         plan::HEADS,
@@ -136,15 +96,31 @@ pub(crate) const FAULTY_TRAINING: GeneratorEntry = GeneratorEntry {
             return Err(parameters.refuse(reason));
         }
         let lengths = SequenceLengths::read(plan.shape, parameters)?;
-        let settings = FaultSettings::read(parameters)?;
+        let settings = FaultSettings {
+            kept_bytes: parameters.size("kept_bytes")?,
+            entries: parameters.count("entries")?,
+            epoch_steps: parameters.count("epoch_steps")?,
+            workers: parameters.count("workers")?,
+            input_bytes: parameters.size("input_bytes")?,
+            batches: parameters.count("batches")?,
+            tensors: parameters.count("tensors")?,
+        };
         let build = chosen_program(parameters)?;
         let model = Arc::new(Transformer::new(&plan));
-        Ok(start(move |random| FaultyTraining {
-            trainer: Trainer::new(plan.clone(), model.clone(), random.clone()),
-            random,
-            lengths: lengths.clone(),
-            program: build(&settings),
-            steps,
+        Ok(in_parts(steps.into(), move |mut random| {
+            let mut trainer = Trainer::new(plan.clone(), model.clone(), random.clone());
+            let (lengths, mut program) = (lengths.clone(), build(&settings));
+            move |step, trace: &mut TraceBuilder| {
+                let length = lengths.of_step(step, &mut random);
+                trainer.write(trace, |trainer| {
+                    if step == 0 {
+                        (program.load)(trainer);
+                    }
+                    trainer.mark(MarkKind::Step, "step", step);
+                    (program.step)(trainer, &mut FaultStep { step, length, random: &mut random });
+                    trainer.end_step(step);
+                });
+            }
         }))
     },
 };
@@ -170,7 +146,7 @@ struct FaultProgram {
 impl FaultProgram {
     /// A program that loads the model and then repeats this step.
     fn new(step: impl FnMut(&mut Trainer, &mut FaultStep<'_>) + Send + 'static) -> FaultProgram {
-        FaultProgram { load: Trainer::load, step: Box::new(step) }
+        FaultProgram { load: |trainer| trainer.machine.load(), step: Box::new(step) }
     }
 
     /// Plain training.
@@ -204,20 +180,6 @@ struct FaultSettings {
     tensors: u32,
 }
 
-impl FaultSettings {
-    fn read(parameters: &Parameters<'_>) -> Result<FaultSettings, WorkloadError> {
-        Ok(FaultSettings {
-            kept_bytes: parameters.size(KEPT_BYTES.name)?,
-            entries: parameters.count(ENTRIES.name)?,
-            epoch_steps: parameters.count(EPOCH_STEPS.name)?,
-            workers: parameters.count(WORKERS.name)?,
-            input_bytes: parameters.size(INPUT_BYTES.name)?,
-            batches: parameters.count(BATCHES.name)?,
-            tensors: parameters.count(TENSORS.name)?,
-        })
-    }
-}
-
 const NAMES: [&str; FAULTS.len()] = {
     let mut names = [""; FAULTS.len()];
     let mut place = 0;
@@ -229,39 +191,12 @@ const NAMES: [&str; FAULTS.len()] = {
 };
 
 fn chosen_program(parameters: &Parameters<'_>) -> Result<BuildProgram, WorkloadError> {
-    let (name, remedy) = (parameters.choice(FAULT.name)?, parameters.choice(REMEDY.name)?);
+    let (name, remedy) = (parameters.choice(FAULT.name)?, parameters.text("remedy")?);
     let programs = FAULTS.iter().find(|fault| fault.name == name).map_or(&[][..], |fault| fault.programs);
     programs.iter().find(|(word, _)| *word == remedy).map(|(_, build)| *build).ok_or_else(|| {
         let words: Vec<&str> = programs.iter().map(|(word, _)| *word).collect();
         parameters.refuse(format!("fault '{name}' has no remedy '{remedy}'; its remedies are {}", words.join(", ")))
     })
-}
-
-struct FaultyTraining {
-    random: SeededRandom,
-    trainer: Trainer,
-    lengths: SequenceLengths,
-    program: FaultProgram,
-    steps: u32,
-}
-
-impl Generator for FaultyTraining {
-    fn parts_left(&self, written: u64) -> u64 {
-        u64::from(self.steps) - written
-    }
-
-    fn write_part(&mut self, step: u64, trace: &mut TraceBuilder) {
-        let (step, program, random) = (to_u32(step), &mut self.program, &mut self.random);
-        let length = self.lengths.of_step(step, random);
-        self.trainer.write(trace, |trainer| {
-            if step == 0 {
-                (program.load)(trainer);
-            }
-            trainer.mark(MarkKind::Step, "step", step);
-            (program.step)(trainer, &mut FaultStep { step, length, random });
-            trainer.end_step(step);
-        });
-    }
 }
 
 /// The program holds this until it ends: it is never released.
@@ -280,7 +215,7 @@ impl Trainer {
     /// The optimizer's phase and `zero_grad`.
     fn update_and_zero(&mut self, step: &FaultStep<'_>) {
         self.update(step.step);
-        self.zero_grad();
+        self.machine.zero_gradients();
     }
 
     /// The logits of a batch.
@@ -305,7 +240,7 @@ impl Trainer {
     fn move_to_host(&mut self, tensor: Tensor) {
         let bytes = self.machine.bytes(tensor);
         self.machine.work(Work::CopyOut { bytes, pinned: false }, [tensor]);
-        self.release(tensor);
+        self.machine.release(tensor);
     }
 
     /// A tensor that is computed from another one.
@@ -319,7 +254,7 @@ impl Trainer {
     /// Binds a program's variable: the tensor that it held before is released.
     fn rebind(&mut self, variable: &mut Option<Tensor>, tensor: Tensor) {
         if let Some(before) = variable.replace(tensor) {
-            self.release(before);
+            self.machine.release(before);
         }
     }
 
@@ -497,7 +432,7 @@ mod tests {
 
     #[test]
     fn every_block_has_a_category() {
-        for name in recipe_names().filter(|name| recipe(name).generator().name == FAULTY_TRAINING.name) {
+        for name in recipe_names().filter(|name| recipe(name).generator.name == FAULTY_TRAINING.name) {
             let trace = Trace::read(&recipe(name).with("steps", "2").workload().unwrap()).unwrap();
             let categories: BTreeSet<Category> = trace.tables.tags().iter().map(|tag| tag.category).collect();
             let unknown = trace.events.iter().filter(|event| {
@@ -523,9 +458,11 @@ mod tests {
 
     #[test]
     fn remedies_are_declared() {
-        let ParameterValues::Choice(declared) = REMEDY.values else { panic!("a choice") };
+        let declared = FAULTY_TRAINING.parameters.iter().find(|parameter| parameter.name == "remedy").unwrap();
+        let ParameterValues::Text(declared) = declared.values else { panic!("a text") };
+        let declared: BTreeSet<&str> = declared.trim_start_matches("one of ").split(", ").collect();
         let used: BTreeSet<&str> = FAULTS.iter().flat_map(|fault| fault.programs).map(|(word, _)| *word).collect();
-        assert_eq!(declared.iter().copied().collect::<BTreeSet<_>>(), used);
+        assert_eq!(declared, used);
         assert!(FAULTS.iter().all(|fault| fault.programs[0].0 == "none"));
     }
 

@@ -5,7 +5,7 @@ use super::{
     convolution_kernels::{ConvolutionPass, ConvolutionShape},
 };
 use crate::autograd::{
-    graph::{GradientEdge, Gradients, GraphNode, GraphOperation, MOST_EDGES, Tensor, Variable, WeightId},
+    graph::{GradientEdge, Gradients, GraphOperation, MOST_EDGES, Tensor, Variable, WeightId},
     machine::TensorMachine,
     saving::UnpackedTensors,
     techniques::NumberFormat,
@@ -57,7 +57,6 @@ impl TensorMachine {
     /// The gradients of images and filter.
     pub(crate) fn convolution_backward(
         &mut self,
-        node: &GraphNode,
         saved: &UnpackedTensors,
         shape: ConvolutionShape,
         number: NumberFormat,
@@ -65,7 +64,7 @@ impl TensorMachine {
     ) -> Gradients {
         let (input, weight) = (saved.operand(SAVED_INPUT, incoming), saved.operand(SAVED_WEIGHT, incoming));
         let sizes = shape.sizes(self.graph.sequences);
-        let [to_input, to_weight, _] = node.edges;
+        let [to_input, to_weight, _] = saved.edges;
         let mut gradients = [None; MOST_EDGES];
         if to_input.is_needed() {
             let gradient = self.temporary(sizes.input * number.bytes());
@@ -109,18 +108,13 @@ impl TensorMachine {
     /// The largest of every three by three pixels, at every second pixel. Keeps the places of the maxima.
     pub(crate) fn max_pool(&mut self, images: Variable, numbers: u64) -> Variable {
         let number = images.number;
-        let records = self.records(images.needs_gradient());
-        if records {
-            self.save(images.tensor);
-        }
+        self.save_for(&[images], [images.tensor]);
         let output = self.alloc(numbers * number.bytes(), Category::Activation);
         let places = self.alloc(numbers * INDEX, Category::Activation);
         let traffic = self.bytes(images.tensor) + self.bytes(output) + self.bytes(places);
         self.elementwise(traffic, [images.tensor, places, output]);
-        if records {
-            self.save(places);
-        }
-        let output = self.output(output, number, records, GraphOperation::MaxPool, &[images.edge()]);
+        self.save_for(&[images], [places]);
+        let output = self.output_of(output, number, GraphOperation::MaxPool, &[images]);
         self.release(places);
         output
     }
@@ -139,8 +133,7 @@ impl TensorMachine {
         let bytes = self.bytes(images.tensor);
         let output = self.alloc(bytes / pixels, Category::Activation);
         self.work(Work::Reduction { bytes }, [images.tensor, output]);
-        let records = self.records(images.needs_gradient());
-        self.output(output, images.number, records, GraphOperation::MeanPool { pixels }, &[images.edge()])
+        self.output_of(output, images.number, GraphOperation::MeanPool { pixels }, &[images])
     }
 
     /// The gradient of a mean, for every pixel.

@@ -41,9 +41,9 @@ pub(crate) struct ConvolutionSizes {
 
 impl ConvolutionShape {
     /// Nothing where cuDNN's choice for the shape is not known.
-    pub(crate) fn new([inputs, outputs, kernel, stride]: [u32; 4], side: u32) -> Option<ConvolutionShape> {
-        let wanted = (inputs, outputs, kernel, stride);
-        let choice = CHOICES.iter().position(|row| (row.inputs, row.outputs, row.kernel, row.stride) == wanted)?;
+    pub(crate) fn new(shape: [u32; 4], side: u32) -> Option<ConvolutionShape> {
+        let choice = CHOICES.iter().position(|row| row.shape == shape)?;
+        let [inputs, outputs, kernel, stride] = shape;
         Some(ConvolutionShape { inputs, outputs, kernel, stride, side, choice: choice as u8 })
     }
 
@@ -199,17 +199,14 @@ impl KernelScratch {
 
 /// The kernels for a shape, in both formats: forward, gradient of the input, gradient of the filter.
 struct KernelChoice {
-    inputs: u32,
-    outputs: u32,
-    kernel: u32,
-    stride: u32,
+    /// Inputs, outputs, kernel, stride.
+    shape: [u32; 4],
     single: [KernelScratch; 3],
     half: [KernelScratch; 3],
 }
 
 const fn choice(shape: [u32; 4], single: [KernelScratch; 3], half: [KernelScratch; 3]) -> KernelChoice {
-    let [inputs, outputs, kernel, stride] = shape;
-    KernelChoice { inputs, outputs, kernel, stride, single, half }
+    KernelChoice { shape, single, half }
 }
 
 /// A fixed buffer for parts.

@@ -6,7 +6,7 @@
 
 use super::{INDEX, linear::LinearWeights};
 use crate::autograd::{
-    graph::{Gradients, GraphNode, GraphOperation, MOST_EDGES, Tensor, Variable, WeightId},
+    graph::{Gradients, GraphOperation, MOST_EDGES, Tensor, Variable, WeightId},
     machine::TensorMachine,
     plan::ExpertMixture,
     saving::UnpackedTensors,
@@ -92,12 +92,8 @@ impl TensorMachine {
         let best = self.alloc(count * scores.number.bytes(), Category::Activation);
         let experts = self.alloc(count * INDEX, Category::Activation);
         self.elementwise(3 * bytes, [scores.tensor, probabilities, best, experts]);
-        let records = self.records(scores.needs_gradient());
-        if records {
-            self.save(probabilities);
-            self.save(experts);
-        }
-        let best = self.output(best, scores.number, records, GraphOperation::Route(bytes), &[scores.edge()]);
+        self.save_for(&[scores], [probabilities, experts]);
+        let best = self.output_of(best, scores.number, GraphOperation::Route(bytes), &[scores]);
         self.release(probabilities);
         (best, experts)
     }
@@ -117,11 +113,8 @@ impl TensorMachine {
         let bytes = of_source / self.tokens() * u64::from(tokens);
         let rows = self.alloc(bytes, Category::Activation);
         self.elementwise(2 * bytes, [source.tensor, places, rows]);
-        let records = self.records(source.needs_gradient());
-        if records {
-            self.save(places);
-        }
-        self.output(rows, source.number, records, GraphOperation::Gather(of_source), &[source.edge()])
+        self.save_for(&[source], [places]);
+        self.output_of(rows, source.number, GraphOperation::Gather(of_source), &[source])
     }
 
     /// Zeros, and the gradient of every row at its place.
@@ -137,26 +130,16 @@ impl TensorMachine {
         let bytes = self.bytes(rows.tensor);
         let weighed = self.alloc(bytes, Category::Temporary);
         self.elementwise(2 * bytes, [rows.tensor, scores.tensor, weighed]);
-        let records = self.records(rows.needs_gradient() || scores.needs_gradient());
-        if records {
-            self.save(rows.tensor);
-            self.save(scores.tensor);
-        }
+        self.save_for(&[rows, scores], [rows.tensor, scores.tensor]);
         let operation = GraphOperation::Weigh(self.bytes(scores.tensor));
-        self.output(weighed, rows.number, records, operation, &[rows.edge(), scores.edge()])
+        self.output_of(weighed, rows.number, operation, &[rows, scores])
     }
 
     /// The gradients of rows and scores; those of the scores are sums over each row.
-    pub(crate) fn weigh_backward(
-        &mut self,
-        node: &GraphNode,
-        saved: &UnpackedTensors,
-        of_scores: u64,
-        incoming: Tensor,
-    ) -> Gradients {
+    pub(crate) fn weigh_backward(&mut self, saved: &UnpackedTensors, of_scores: u64, incoming: Tensor) -> Gradients {
         let (rows, scores) = (saved.operand(0, incoming), saved.operand(1, incoming));
         let bytes = self.bytes(incoming);
-        let [to_rows, to_scores, _] = node.edges;
+        let [to_rows, to_scores, _] = saved.edges;
         let mut gradients = [None; MOST_EDGES];
         if to_rows.is_needed() {
             let of_rows = self.temporary(bytes);
@@ -177,24 +160,15 @@ impl TensorMachine {
     fn scatter_add(&mut self, sum: Variable, rows: Variable, places: Tensor) -> Variable {
         let bytes = self.bytes(rows.tensor);
         self.elementwise(3 * bytes, [rows.tensor, places, sum.tensor]);
-        let records = self.records(sum.needs_gradient() || rows.needs_gradient());
-        if records {
-            self.save(places);
-        }
-        self.output(sum.tensor, sum.number, records, GraphOperation::ScatterAdd(bytes), &[sum.edge(), rows.edge()])
+        self.save_for(&[sum, rows], [places]);
+        self.output_of(sum.tensor, sum.number, GraphOperation::ScatterAdd(bytes), &[sum, rows])
     }
 
     /// The gradient as it is for the sum so far, and its rows for what was added.
-    pub(crate) fn scatter_add_backward(
-        &mut self,
-        node: &GraphNode,
-        saved: &UnpackedTensors,
-        bytes: u64,
-        incoming: Tensor,
-    ) -> Gradients {
+    pub(crate) fn scatter_add_backward(&mut self, saved: &UnpackedTensors, bytes: u64, incoming: Tensor) -> Gradients {
         let of_rows = self.temporary(bytes);
         self.elementwise(2 * bytes, [incoming, saved.operand(0, incoming), of_rows]);
-        let of_sum = node.edges[0].is_needed().then(|| self.retain(incoming));
+        let of_sum = saved.edges[0].is_needed().then(|| self.retain(incoming));
         [of_sum, Some(of_rows), None]
     }
 }

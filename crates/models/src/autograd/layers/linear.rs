@@ -2,7 +2,7 @@
 
 use super::scratch;
 use crate::autograd::{
-    graph::{GradientEdge, Gradients, GraphNode, GraphOperation, LinearShape, Tensor, TensorSplit, Variable, WeightId},
+    graph::{GradientEdge, Gradients, GraphOperation, LinearShape, Tensor, TensorSplit, Variable, WeightId},
     machine::TensorMachine,
     saving::UnpackedTensors,
     techniques::NumberFormat,
@@ -129,12 +129,11 @@ impl TensorMachine {
     /// (`AddmmBackward`), without one after it (`MmBackward`).
     pub(crate) fn linear_backward(
         &mut self,
-        node: &GraphNode,
         saved: &mut UnpackedTensors,
         shape: LinearShape,
         incoming: Tensor,
     ) -> Gradients {
-        let [to_bias, to_input, to_weight] = node.edges;
+        let [to_bias, to_input, to_weight] = saved.edges;
         let (saves_input, saves_weight) = (to_weight.is_needed(), to_input.is_needed());
         let (of_input, of_weight);
         if shape.is_biased {

@@ -2,7 +2,7 @@
 
 use super::{INDEX, linear::LinearWeights};
 use crate::autograd::{
-    graph::{GradientEdge, Gradients, GraphNode, GraphOperation, MOST_EDGES, Tensor, Variable},
+    graph::{GradientEdge, Gradients, GraphOperation, MOST_EDGES, Tensor, Variable},
     machine::TensorMachine,
     saving::UnpackedTensors,
     techniques::NumberFormat,
@@ -16,13 +16,8 @@ impl TensorMachine {
         let bytes = self.bytes(logits.tensor);
         let log_probabilities = self.alloc(bytes, Category::Activation);
         self.elementwise(3 * bytes, [logits.tensor, log_probabilities]);
-        let records = self.records(logits.needs_gradient());
-        if records {
-            self.save(log_probabilities);
-        }
-        let edges = [logits.edge()];
-        let log_probabilities =
-            self.output(log_probabilities, logits.number, records, GraphOperation::Pointwise, &edges);
+        self.save_for(&[logits], [log_probabilities]);
+        let log_probabilities = self.output_of(log_probabilities, logits.number, GraphOperation::Pointwise, &[logits]);
         // Autocast runs the likelihood in single precision, but not the softmax that cross-entropy calls itself.
         let is_widened = self.plan.precision.is_autocast() && logits.number == NumberFormat::Half;
         let wide = if is_widened {
@@ -40,18 +35,11 @@ impl TensorMachine {
 
     fn negative_log_likelihood(&mut self, log_probabilities: Variable, target: Tensor) -> Variable {
         let number = log_probabilities.number;
-        let records = self.records(log_probabilities.needs_gradient());
-        if records {
-            self.save(log_probabilities.tensor);
-            self.save(target);
-        }
+        self.save_for(&[log_probabilities], [log_probabilities.tensor, target]);
         let [loss, total_weight] = [(); 2].map(|()| self.alloc(number.bytes(), Category::Activation));
         self.work(Work::Reduction { bytes: self.tokens() * (INDEX + 32) }, [log_probabilities.tensor, target, loss]);
-        if records {
-            self.save(total_weight);
-        }
-        let edges = [log_probabilities.edge()];
-        let loss = self.output(loss, number, records, GraphOperation::NegativeLogLikelihood, &edges);
+        self.save_for(&[log_probabilities], [total_weight]);
+        let loss = self.output_of(loss, number, GraphOperation::NegativeLogLikelihood, &[log_probabilities]);
         self.release(total_weight);
         loss
     }
@@ -134,15 +122,9 @@ impl TensorMachine {
     }
 
     /// The gradients that forward made, scaled in place by the gradient of the loss.
-    pub(crate) fn fused_loss_backward(
-        &mut self,
-        node: &GraphNode,
-        saved: &UnpackedTensors,
-        incoming: Tensor,
-    ) -> Gradients {
+    pub(crate) fn fused_loss_backward(&mut self, saved: &UnpackedTensors, incoming: Tensor) -> Gradients {
         let mut gradients = [None; MOST_EDGES];
-        for (place, gradient) in gradients.iter_mut().enumerate().take(usize::from(node.saved_count)) {
-            let made = saved.operand(place, incoming);
+        for (gradient, &made) in gradients.iter_mut().zip(saved.tensors.iter().flatten()) {
             let bytes = self.bytes(made);
             self.elementwise(2 * bytes, [incoming, made]);
             *gradient = Some(self.retain(made));

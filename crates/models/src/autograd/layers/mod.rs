@@ -15,6 +15,7 @@ mod scratch;
 use super::{
     graph::{GradientEdge, Gradients, GraphNode, GraphOperation, MOST_EDGES, Tensor, Variable, WeightId},
     machine::TensorMachine,
+    saving::UnpackedTensors,
     techniques::NumberFormat,
 };
 use oomph_base::Work;
@@ -47,9 +48,8 @@ impl TensorMachine {
     pub(crate) fn add_in_place(&mut self, left: Variable, right: Variable) -> Variable {
         let bytes = self.bytes(left.tensor);
         self.elementwise(3 * bytes, [right.tensor, left.tensor]);
-        let records = self.records(left.needs_gradient() || right.needs_gradient());
         let operation = GraphOperation::Add { narrowed: None, broadcast_over: None };
-        self.output(left.tensor, left.number, records, operation, &[left.edge(), right.edge()])
+        self.output_of(left.tensor, left.number, operation, &[left, right])
     }
 
     fn sum(&mut self, left: Variable, right: Variable, broadcast_over: Option<u32>, category: Category) -> Variable {
@@ -58,21 +58,19 @@ impl TensorMachine {
         let bytes = of_left / left.number.bytes() * number.bytes();
         let sum = self.alloc(bytes, category);
         self.elementwise(bytes + of_left + of_right, [left.tensor, right.tensor, sum]);
-        let records = self.records(left.needs_gradient() || right.needs_gradient());
         let narrowed = (right.number < number).then_some(of_right);
-        let operation = GraphOperation::Add { narrowed, broadcast_over };
-        self.output(sum, number, records, operation, &[left.edge(), right.edge()])
+        self.output_of(sum, number, GraphOperation::Add { narrowed, broadcast_over }, &[left, right])
     }
 
     /// Both operands get the gradient as it is, unless the second is narrower or was the same for all sequences.
     pub(crate) fn add_backward(
         &mut self,
-        node: &GraphNode,
+        saved: &UnpackedTensors,
         narrowed: Option<u64>,
         broadcast_over: Option<u32>,
         incoming: Tensor,
     ) -> Gradients {
-        let [to_left, to_right, _] = node.edges;
+        let [to_left, to_right, _] = saved.edges;
         let mut gradients = [None; MOST_EDGES];
         if to_left.is_needed() {
             gradients[0] = Some(self.retain(incoming));
@@ -102,15 +100,12 @@ impl TensorMachine {
         let is_new = output == ReluOutput::NewTensor;
         let result = if is_new { self.alloc(bytes, Category::Activation) } else { input.tensor };
         self.elementwise(2 * bytes, [input.tensor, result]);
-        let records = self.records(input.needs_gradient());
-        if records {
-            self.save(result);
-        }
+        self.save_for(&[input], [result]);
         let operation = match output {
             ReluOutput::InPlaceIntoView => GraphOperation::ReluIntoView,
             ReluOutput::NewTensor | ReluOutput::InPlace => GraphOperation::Pointwise,
         };
-        let result = self.output(result, input.number, records, operation, &[input.edge()]);
+        let result = self.output_of(result, input.number, operation, &[input]);
         if is_new {
             self.release(input.tensor);
         }
@@ -147,8 +142,7 @@ impl TensorMachine {
     /// A variable times a constant.
     pub(crate) fn scale(&mut self, input: Variable) -> Variable {
         let scaled = self.scale_backward(input.tensor);
-        let records = self.records(input.needs_gradient());
-        self.output(scaled, input.number, records, GraphOperation::Scale, &[input.edge()])
+        self.output_of(scaled, input.number, GraphOperation::Scale, &[input])
     }
 
     /// The gradient times the same constant.

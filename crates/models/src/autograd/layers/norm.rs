@@ -2,7 +2,7 @@
 
 use super::scratch;
 use crate::autograd::{
-    graph::{GradientEdge, Gradients, GraphNode, GraphOperation, MOST_EDGES, Tensor, Variable, WeightId},
+    graph::{GradientEdge, Gradients, GraphOperation, MOST_EDGES, Tensor, Variable, WeightId},
     machine::TensorMachine,
     saving::UnpackedTensors,
     techniques::NumberFormat,
@@ -17,7 +17,7 @@ pub(crate) struct NormWeights {
     pub(crate) shift: WeightId,
 }
 
-/// TrainingBatch norm: scale and shift, and the running statistics, which have no gradient.
+/// Batch norm: scale and shift, and the running statistics, which have no gradient.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BatchNorm {
     pub(crate) weights: NormWeights,
@@ -59,15 +59,10 @@ impl TensorMachine {
     }
 
     /// The gradients of input, scale and shift.
-    pub(crate) fn layer_norm_backward(
-        &mut self,
-        node: &GraphNode,
-        saved: &UnpackedTensors,
-        incoming: Tensor,
-    ) -> Gradients {
+    pub(crate) fn layer_norm_backward(&mut self, saved: &UnpackedTensors, incoming: Tensor) -> Gradients {
         let bytes = self.bytes(incoming);
         let input = saved.operand(SAVED_INPUT, incoming);
-        let [to_input, to_scale, to_shift] = node.edges;
+        let [to_input, to_scale, to_shift] = saved.edges;
         let mut gradients = [None; MOST_EDGES];
         if to_input.is_needed() {
             let of_input = self.temporary(bytes);
@@ -109,16 +104,11 @@ impl TensorMachine {
     }
 
     /// The gradients of input, scale and shift.
-    pub(crate) fn batch_norm_backward(
-        &mut self,
-        node: &GraphNode,
-        saved: &UnpackedTensors,
-        incoming: Tensor,
-    ) -> Gradients {
+    pub(crate) fn batch_norm_backward(&mut self, saved: &UnpackedTensors, incoming: Tensor) -> Gradients {
         let input = saved.operand(0, incoming);
         let bytes = self.bytes(incoming);
         let of_input = self.temporary(bytes);
-        let [of_scale, of_shift] = [node.edges[1], node.edges[2]].map(|edge| {
+        let [of_scale, of_shift] = [saved.edges[1], saved.edges[2]].map(|edge| {
             let of_weight = self.elements_along(edge) * NumberFormat::Single.bytes();
             self.gradient_along(edge, of_weight)
         });

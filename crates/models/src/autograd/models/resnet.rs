@@ -19,10 +19,9 @@ use crate::{
         machine::{ForwardResult, ModelArchitecture, TensorMachine, TrainingBatch},
         plan::{ModelShape, SequenceLengths, TrainingPlan},
         techniques::{self, DataParallel, NumberFormat, Precision, Techniques},
-        trainer::Training,
+        trainer::PlainTraining,
         weights::{DeclaredWeight, WeightList},
     },
-    generator::start,
 };
 use oomph_trace::Category;
 
@@ -61,18 +60,16 @@ pub(crate) const RESNET: GeneratorEntry = GeneratorEntry {
             "separate" => ReluOutput::NewTensor,
             _ => ReluOutput::InPlace,
         };
-        let (side, searches) = (parameters.count("image")?, parameters.choice("autotune")? == "on");
-        let network = ResNet::new(blocks_per_stage(parameters)?, side, plan.shape.vocabulary, relu);
         let network =
+            ResNet::new(blocks_per_stage(parameters)?, parameters.count("image")?, plan.shape.vocabulary, relu);
+        let model =
             Arc::new(network.ok_or_else(|| parameters.refuse("cuDNN's kernels for this network are not known"))?);
-        let lengths = SequenceLengths::fixed(plan.shape);
-        Ok(start(move |random| {
-            let mut training = Training::new(plan.clone(), network.clone(), lengths.clone(), steps, random);
-            if searches {
-                training.trainer.machine.kernel_search = KernelSearch::exhaustive();
-            }
-            training
-        }))
+        let kernel_search = match parameters.choice("autotune")? {
+            "on" => KernelSearch::exhaustive(),
+            _ => KernelSearch::default(),
+        };
+        let (lengths, validation) = (SequenceLengths::fixed(plan.shape), None);
+        Ok(PlainTraining { plan, model, lengths, validation, kernel_search, steps }.start())
     },
 };
 

@@ -16,7 +16,6 @@ use crate::{
         plan::{self, ModelShape, TrainingPlan},
         techniques::{NumberFormat, Precision, Techniques},
     },
-    generator::{start, to_u32},
 };
 use oomph_base::Work;
 use oomph_trace::{Category, MarkKind, TraceBuilder};
@@ -71,17 +70,19 @@ pub(crate) const SERVING: GeneratorEntry = GeneratorEntry {
         let plan = TrainingPlan { shape, precision, techniques: Techniques::default() };
         let model = Arc::new(Transformer::new(&plan));
         let (requests, arrivals) = (parameters.count("requests")?, parameters.number("arrivals")?);
-        Ok(start(move |random| Serving {
-            random,
-            machine: TensorMachine::new(plan.clone(), model.clone()),
-            model: model.clone(),
-            cache,
-            requests,
-            arrivals,
-            prompts,
-            outputs,
-            waiting: 0,
-            running: Vec::new(),
+        Ok(Arc::new(move |random| {
+            Box::new(Serving {
+                random,
+                machine: TensorMachine::new(plan.clone(), model.clone()),
+                model: model.clone(),
+                cache,
+                requests,
+                arrivals,
+                prompts,
+                outputs,
+                waiting: 0,
+                running: Vec::new(),
+            })
         }))
     },
 };
@@ -176,17 +177,17 @@ impl Serving {
 
 impl Generator for Serving {
     /// How many steps the answers take is not known beforehand.
-    fn parts_left(&self, _written: u64) -> u64 {
+    fn parts_left(&self, _written: u32) -> u64 {
         u64::from(self.requests) + u64::from(self.waiting) + self.running.len() as u64
     }
 
-    fn write_part(&mut self, step: u64, trace: &mut TraceBuilder) {
+    fn write_part(&mut self, step: u32, trace: &mut TraceBuilder) {
         std::mem::swap(&mut self.machine.trace, trace);
         if step == 0 {
             self.machine.saving = SavingMode::Off;
             self.machine.load();
         }
-        self.step(to_u32(step));
+        self.step(step);
         std::mem::swap(&mut self.machine.trace, trace);
     }
 }

@@ -11,6 +11,7 @@ use crate::{
         graph::{SavingMode, Tensor, TensorSplit, Variable, WeightId},
         layers::{
             INDEX,
+            convolution_kernels::KernelSearch,
             experts::ExpertWeights,
             linear::{LinearWeights, LoraAdapter},
             norm::NormWeights,
@@ -18,10 +19,9 @@ use crate::{
         machine::{ForwardResult, ModelArchitecture, TensorMachine, TrainingBatch},
         plan::{self, SequenceLengths, TrainingPlan},
         techniques,
-        trainer::{Training, Validation},
+        trainer::{PlainTraining, Validation},
         weights::{DeclaredWeight, WeightList},
     },
-    generator::start,
 };
 use oomph_trace::Category;
 
@@ -54,10 +54,8 @@ pub(crate) const TRANSFORMER: GeneratorEntry = GeneratorEntry {
         let (plan, steps) = (TrainingPlan::read(parameters)?, parameters.count(plan::STEPS.name)?);
         let lengths = SequenceLengths::read(plan.shape, parameters)?;
         let validation = read_validation(parameters, plan.shape.context)?;
-        let model = Arc::new(Transformer::new(&plan));
-        Ok(start(move |random| {
-            Training::new(plan.clone(), model.clone(), lengths.clone(), steps, random).with_validation(validation)
-        }))
+        let (model, kernel_search) = (Arc::new(Transformer::new(&plan)), KernelSearch::default());
+        Ok(PlainTraining { plan, model, lengths, validation, kernel_search, steps }.start())
     },
 };
 
