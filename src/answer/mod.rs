@@ -17,7 +17,7 @@ pub mod techniques;
 pub mod threshold;
 mod trial;
 
-pub use trial::TrialError;
+pub use trial::{TrialError, simulated_beside};
 
 use std::ops::ControlFlow;
 

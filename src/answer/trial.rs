@@ -48,6 +48,11 @@ pub enum TrialError {
     Interrupted,
 }
 
+/// The simulated device for what is computed beside measurements on this device.
+pub fn simulated_beside(device: &DeviceSpec) -> Result<DeviceSpec, DeviceSpecError> {
+    if device.is_simulated() { Ok(device.clone()) } else { "sim".parse() }
+}
+
 /// Options of a replay that asks for memory and runs no work.
 pub(super) fn without_work(stop: &AtomicBool) -> ReplayOptions<'_> {
     ReplayOptions { without_work: true, stop: Some(stop), ..ReplayOptions::default() }

@@ -11,7 +11,10 @@ use super::{
     run::shared::{self, RecordCollector, ResultFolder, RunShare},
 };
 use crate::{
-    answer::claims::{Claim, ClaimRecord, ClaimsQuestion, all_claims, claims},
+    answer::{
+        claims::{Claim, ClaimRecord, ClaimsQuestion, all_claims, claims},
+        simulated_beside,
+    },
     base::{did_you_mean, nearest},
     device::DeviceSpec,
     report::ClaimReport,
@@ -116,17 +119,10 @@ impl ClaimTest {
         let mut collector = RecordCollector::new(ids, folder)?;
         let wanted = collector.wanted();
         let wanted: Vec<&Claim> = self.claims.iter().copied().filter(|claim| wanted.contains(claim.id)).collect();
-        let simulated: DeviceSpec = if self.device.is_simulated() { self.device.clone() } else { "sim".parse()? };
-        let stop = collector.stop();
-        let question = ClaimsQuestion {
-            claims: &wanted,
-            device: &self.device,
-            simulated: &simulated,
-            jobs: self.jobs,
-            stop: &stop,
-        };
+        let (device, simulated, stop) = (&self.device, &simulated_beside(&self.device)?, &collector.stop());
+        let question = ClaimsQuestion { claims: &wanted, device, simulated, jobs: self.jobs, stop };
         let mut records: Vec<ClaimRecord> = Vec::new();
-        claims(&question, |_, record| {
+        claims(&question, |record| {
             collector.add(&record);
             records.push(record);
         })?;

@@ -17,7 +17,6 @@ use crate::{
         row_id, techniques,
     },
     base::{Bytes, did_you_mean, nearest},
-    device::DeviceSpec,
     models::Recipe,
     report::{self, RunSettings},
     suite::{self, SuiteFile},
@@ -82,8 +81,8 @@ pub struct Args {
 const MODELS: [&str; 5] = ["gpt-124m", "gpt-355m", "gpt-1.3b", "gpt-13b", "resnet-50"];
 
 pub fn run(args: Args) -> CommandResult {
-    let test = TechniqueTest {
-        models: models(&args.model, &args.set)?,
+    let device = DeviceOptions { device: args.device.clone(), limit: None }.spec()?;
+    let question = TechniquesQuestion {
         techniques: chosen(&args.technique)?,
         cards: match (args.memory, args.confirm) {
             (Some(memory), _) => vec![memory.0],
@@ -92,31 +91,24 @@ pub fn run(args: Args) -> CommandResult {
             (None, _) => CARDS.to_vec(),
         },
         confirm: args.confirm.map(|card| card.0),
-        link: args.link.0,
+        link_bytes_per_second: args.link.0,
         jobs: args.jobs.unwrap_or_else(suite::all_cores),
-        device: DeviceOptions { device: args.device.clone(), limit: None }.spec()?,
-        advise_for: args.memory.map(|memory| memory.0),
-        format: args.format,
+        ..TechniquesQuestion::new(models(&args.model, &args.set)?, device)?
     };
-    let ids = test.ids();
     let place = args.resume.as_ref().or(args.output.as_ref());
-    let folder = |place: &PathBuf| ResultFolder::of_command("techniques", place, &test.device, args.resume.is_some());
-    test.run(ids, place.map(folder).transpose()?)
+    let resumes = args.resume.is_some();
+    let folder = |place: &PathBuf| ResultFolder::of_command("techniques", place, &question.device, resumes);
+    let folder = place.map(folder).transpose()?;
+    let test = TechniqueTest { question, advise_for: args.memory.map(|memory| memory.0), format: args.format };
+    test.run(test.ids(), folder)
 }
 
 /// Tries the techniques on the workloads of a suite, where they pass the filters of a run.
 pub fn run_suite(args: &shared::Args, suite: &SuiteFile) -> CommandResult {
-    let test = TechniqueTest {
-        models: suite.models().map_err(CommandError::usage)?,
-        techniques: TECHNIQUES.iter().collect(),
-        device: args.one_device(suite)?,
-        cards: CARDS.to_vec(),
-        confirm: None,
-        link: LINK_BYTES_PER_SECOND,
-        jobs: args.jobs(),
-        advise_for: None,
-        format: args.format,
-    };
+    let models = suite.models().map_err(CommandError::usage)?;
+    let question =
+        TechniquesQuestion { jobs: args.jobs(), ..TechniquesQuestion::new(models, args.one_device(suite)?)? };
+    let test = TechniqueTest { question, advise_for: None, format: args.format };
     let filter = args.filter();
     let ids: Vec<String> = test.ids().into_iter().filter(|id| filter.takes(id)).collect();
     if ids.is_empty() {
@@ -131,22 +123,15 @@ pub fn run_suite(args: &shared::Args, suite: &SuiteFile) -> CommandResult {
         output::say(&ids.join("\n"))?;
         return Ok(exit::OK);
     }
-    let contents = args.partition.is_some().then(|| suite::contents_of_models(&test.models));
+    let contents = args.partition.is_some().then(|| suite::contents_of_models(&test.question.models));
     let settings = RunSettings { contents, ..args.settings(std::slice::from_ref(suite)) };
-    let folder = share.result_folder(args, &test.device, settings)?;
+    let folder = share.result_folder(args, &test.question.device, settings)?;
     test.run(ids, Some(folder))
 }
 
 /// Models and techniques to compare, for the command and for the suite.
 struct TechniqueTest {
-    models: Vec<Recipe>,
-    techniques: Vec<&'static Technique>,
-    device: DeviceSpec,
-    cards: Vec<u64>,
-    /// The card whose largest batch is also run on the device.
-    confirm: Option<u64>,
-    link: u64,
-    jobs: usize,
+    question: TechniquesQuestion,
     /// The card that a technique is recommended for.
     advise_for: Option<u64>,
     format: Format,
@@ -157,33 +142,21 @@ impl TechniqueTest {
     fn ids(&self) -> Vec<String> {
         let of_model = |model: &Recipe| {
             let name = model.name.clone();
-            self.techniques.iter().map(move |technique| row_id(&name, technique.id))
+            self.question.techniques.iter().map(move |technique| row_id(&name, technique.id))
         };
-        self.models.iter().flat_map(of_model).collect()
+        self.question.models.iter().flat_map(of_model).collect()
     }
 
     /// Tries the rows `ids` that the folder does not hold yet.
     fn run(&self, ids: Vec<String>, folder: Option<ResultFolder<TechniqueRecord>>) -> CommandResult {
         let mut collector = RecordCollector::new(ids, folder)?;
         let wanted = collector.wanted();
-        let simulated: DeviceSpec = if self.device.is_simulated() { self.device.clone() } else { "sim".parse()? };
-        let stop = collector.stop();
-        let question = TechniquesQuestion {
-            models: &self.models,
-            techniques: &self.techniques,
-            device: &self.device,
-            simulated: &simulated,
-            cards: &self.cards,
-            confirm: self.confirm,
-            link_bytes_per_second: self.link,
-            jobs: self.jobs,
-            stop: &stop,
-        };
+        let question = TechniquesQuestion { stop: collector.stop(), ..self.question.clone() };
         let mut rows: Vec<TechniqueRow> = Vec::new();
         techniques(
             &question,
             |model, technique| wanted.contains(&row_id(model, technique)),
-            |_, row| {
+            |row| {
                 collector.add(&row.record);
                 rows.push(row);
             },

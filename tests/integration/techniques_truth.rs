@@ -4,12 +4,8 @@
 //! 2.11.0+cu130 on one NVIDIA H200: the peak of `memory_allocated` and the median step time of one
 //! run each. Byte counts are reproducible to the byte; times vary by a few percent between runs.
 
-use std::sync::atomic::AtomicBool;
-
 use oomph::{
-    answer::techniques::{
-        LINK_BYTES_PER_SECOND, TECHNIQUES, Technique, TechniqueRecord, TechniquesQuestion, techniques,
-    },
+    answer::techniques::{TECHNIQUES, Technique, TechniqueRecord, TechniquesQuestion, techniques},
     models::Recipe,
 };
 
@@ -46,20 +42,15 @@ const TIME_TOLERANCE: f64 = 0.15;
 fn simulated() -> Vec<TechniqueRecord> {
     let of_interest = |technique: &&Technique| PYTORCH.iter().any(|measured| measured.technique == technique.id);
     let chosen: Vec<&Technique> = TECHNIQUES.iter().filter(of_interest).collect();
-    let (models, device) = ([Recipe::named("gpt-355m").unwrap()], "sim".parse().unwrap());
+    let models = vec![Recipe::named("gpt-355m").unwrap()];
     let question = TechniquesQuestion {
-        models: &models,
-        techniques: &chosen,
-        device: &device,
-        simulated: &device,
-        cards: &[],
-        confirm: None,
-        link_bytes_per_second: LINK_BYTES_PER_SECOND,
+        techniques: chosen,
+        cards: Vec::new(),
         jobs: 2,
-        stop: &AtomicBool::new(false),
+        ..TechniquesQuestion::new(models, "sim".parse().unwrap()).unwrap()
     };
     let mut records = Vec::new();
-    techniques(&question, |_, _| true, |_, row| records.push(row.record)).unwrap();
+    techniques(&question, |_, _| true, |row| records.push(row.record)).unwrap();
     records
 }
 

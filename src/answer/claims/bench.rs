@@ -1,6 +1,6 @@
 //! The replays that tests of claims make.
 
-use std::{collections::BTreeMap, sync::atomic::AtomicBool};
+use std::sync::atomic::AtomicBool;
 
 use crate::{
     answer::{
@@ -14,7 +14,7 @@ use crate::{
     models::Recipe,
     replay::Replay,
     strategy::StrategySpec,
-    trace::{Op, Trace},
+    trace::Trace,
 };
 
 /// PyTorch's allocator as it is without settings.
@@ -173,22 +173,4 @@ fn interrupted(error: ThresholdError) -> TrialError {
         ThresholdError::Interrupted => TrialError::Interrupted,
         other => other.into(),
     }
-}
-
-/// The most pinned host memory that a program holds at one time.
-pub(super) fn pinned_peak(recipe: &Recipe) -> ClaimResult<u64> {
-    let trace = Trace::read(&recipe.workload().map_err(Box::new)?)?;
-    let (mut live, mut peak, mut sizes) = (0, 0, BTreeMap::new());
-    for event in &trace.events {
-        match event.op {
-            Op::HostAlloc { slot, bytes, .. } => {
-                sizes.insert(slot, bytes);
-                live += bytes;
-                peak = peak.max(live);
-            }
-            Op::HostFree { slot, .. } => live -= sizes.remove(&slot).unwrap_or(0),
-            _ => {}
-        }
-    }
-    Ok(peak)
 }

@@ -3,7 +3,7 @@
 use super::{
     Claim,
     ClaimTest::AnyDevice,
-    bench::{CACHING, ClaimBench, ClaimResult, model, pinned_peak, recipe},
+    bench::{CACHING, ClaimBench, ClaimResult, model, recipe},
     finding::{
         ClaimAmount::{Count, Percent, Size, SizePerStep},
         ClaimFinding, Measured, ratio, reduction,
@@ -14,6 +14,7 @@ use crate::{
     answer::leaks::{self, GrowthThreshold, Verdict, judge},
     base::GIB,
     measure::Status,
+    trace,
 };
 
 pub(super) const CLAIMS: &[Claim] = &[
@@ -184,7 +185,7 @@ pub(super) const CLAIMS: &[Claim] = &[
             let mut held = Vec::new();
             for workers in ["0", "1", "4", "16"] {
                 let program = recipe("loader-pinned", &[("workers", workers)])?;
-                let pinned = pinned_peak(&program)?;
+                let pinned = trace::check(&program.workload().map_err(Box::new)?)?.host_peak.bytes;
                 held.push((pinned, bench.memory(&program)?.peak_reserved_bytes));
                 finding.figure(format!("pinned by {workers} workers"), Size(pinned));
             }

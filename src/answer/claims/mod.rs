@@ -159,14 +159,14 @@ pub struct ClaimsQuestion<'a> {
     pub stop: &'a AtomicBool,
 }
 
-/// Tests every claim and calls `listener` with each record as soon as it is done, in any order, with its place among the
-/// claims. Interrupted claims are left out.
-pub fn claims(question: &ClaimsQuestion<'_>, mut listener: impl FnMut(usize, ClaimRecord)) -> Result<(), TrialError> {
+/// Tests every claim and calls `listener` with each record as soon as it is done, in any order. Interrupted claims are
+/// left out.
+pub fn claims(question: &ClaimsQuestion<'_>, mut listener: impl FnMut(ClaimRecord)) -> Result<(), TrialError> {
     let jobs = if question.device.is_simulated() { question.jobs } else { 1 };
     let work = |claim: &&Claim| question.tested(claim);
-    parallel_for_each(question.claims, jobs, question.stop, work, |place, tested| {
+    parallel_for_each(question.claims, jobs, question.stop, work, |_, tested| {
         match tested {
-            Ok(record) => listener(place, record),
+            Ok(record) => listener(record),
             Err(TrialError::Interrupted) => {}
             Err(error) => return Err(error),
         }
@@ -223,7 +223,7 @@ mod tests {
         let claims: Vec<&Claim> = all_claims().filter(|claim| matches!(claim.test, ClaimTest::NotMeasurable)).collect();
         let question = ClaimsQuestion { claims: &claims, device: &device, simulated: &device, jobs: 1, stop: &stop };
         let mut rows = 0;
-        super::claims(&question, |_, record| {
+        super::claims(&question, |record| {
             assert_eq!((record.verdict, record.simulated.as_str()), (ClaimVerdict::NotMeasurable, ""));
             assert!(!record.lesson.is_empty(), "{record:?}");
             rows += 1;
@@ -237,7 +237,7 @@ mod tests {
         let (device, stop) = ("sim".parse().unwrap(), AtomicBool::new(true));
         let claims: Vec<&Claim> = all_claims().collect();
         let question = ClaimsQuestion { claims: &claims, device: &device, simulated: &device, jobs: 2, stop: &stop };
-        super::claims(&question, |_, record| panic!("{record:?}")).unwrap();
+        super::claims(&question, |record| panic!("{record:?}")).unwrap();
         assert!(matches!(question.finding(claims[0].test, &device), Err(TrialError::Interrupted)));
     }
 }

@@ -13,14 +13,17 @@ pub use catalogue::{BASE, PublishedFigures, TECHNIQUES, Technique};
 pub use record::{CardFit, TechniqueRecord, TechniqueRow, row_id};
 pub use trial::CARDS;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use trial::{TechniqueTrial, ratio_of_medians};
 
-use super::trial::TrialError;
+use super::trial::{TrialError, simulated_beside};
 use crate::{
     base::{GIB, parallel_for_each},
-    device::DeviceSpec,
+    device::{DeviceSpec, DeviceSpecError},
     measure::Status,
     models::Recipe,
 };
@@ -29,18 +32,18 @@ use crate::{
 pub const LINK_BYTES_PER_SECOND: u64 = 450_000_000_000;
 
 /// The question: which techniques on which models, measured where.
-#[derive(Clone, Copy)]
-pub struct TechniquesQuestion<'a> {
+#[derive(Clone)]
+pub struct TechniquesQuestion {
     /// The models.
-    pub models: &'a [Recipe],
+    pub models: Vec<Recipe>,
     /// The techniques. The base is always measured.
-    pub techniques: &'a [&'a Technique],
+    pub techniques: Vec<&'static Technique>,
     /// Where memory and times are measured.
-    pub device: &'a DeviceSpec,
+    pub device: DeviceSpec,
     /// The simulated device, for the largest batches.
-    pub simulated: &'a DeviceSpec,
+    pub simulated: DeviceSpec,
     /// The memory of the cards for which the largest batch is computed: [`CARDS`], or others.
-    pub cards: &'a [u64],
+    pub cards: Vec<u64>,
     /// The card whose largest batch is run on the device, too.
     pub confirm: Option<u64>,
     /// How fast ranks exchange data.
@@ -48,35 +51,46 @@ pub struct TechniquesQuestion<'a> {
     /// How many techniques are tried in parallel; on a real device they run one after the other.
     pub jobs: usize,
     /// Set from outside to end early.
-    pub stop: &'a AtomicBool,
+    pub stop: Arc<AtomicBool>,
+}
+
+impl TechniquesQuestion {
+    /// All techniques and [`CARDS`], one after the other.
+    pub fn new(models: Vec<Recipe>, device: DeviceSpec) -> Result<TechniquesQuestion, DeviceSpecError> {
+        Ok(TechniquesQuestion {
+            models,
+            techniques: TECHNIQUES.iter().collect(),
+            simulated: simulated_beside(&device)?,
+            device,
+            cards: CARDS.to_vec(),
+            confirm: None,
+            link_bytes_per_second: LINK_BYTES_PER_SECOND,
+            jobs: 1,
+            stop: Arc::default(),
+        })
+    }
 }
 
 /// Tries every technique on every model that `is_wanted`. Calls `listener` with each row as soon as it is done, in any
-/// order, with its place in the table.
+/// order.
 pub fn techniques(
-    question: &TechniquesQuestion<'_>,
+    question: &TechniquesQuestion,
     is_wanted: impl Fn(&str, &str) -> bool + Sync,
-    mut listener: impl FnMut(usize, TechniqueRow),
+    mut listener: impl FnMut(TechniqueRow),
 ) -> Result<(), TrialError> {
     let jobs = if question.device.is_simulated() { question.jobs } else { 1 };
-    for (number, model) in question.models.iter().enumerate() {
-        let first_place = number * question.techniques.len();
-        let wanted: Vec<(usize, &Technique)> = question
-            .techniques
-            .iter()
-            .enumerate()
-            .filter(|(_, technique)| is_wanted(&model.name, technique.id))
-            .map(|(place, technique)| (first_place + place, *technique))
-            .collect();
+    for model in &question.models {
+        let mut wanted = question.techniques.clone();
+        wanted.retain(|technique| is_wanted(&model.name, technique.id));
         if wanted.is_empty() || question.stop.load(Ordering::Relaxed) {
             continue;
         }
         let base = question.measure(model, &TECHNIQUES[0])?;
-        let work = |(_, technique): &(usize, &Technique)| row(question, model, technique, &base);
-        parallel_for_each(&wanted, jobs, question.stop, work, |number, row| {
+        let work = |technique: &&Technique| row(question, model, technique, &base);
+        parallel_for_each(&wanted, jobs, &question.stop, work, |_, row| {
             // An interrupted row is left for the next run.
             if !question.stop.load(Ordering::Relaxed) {
-                listener(wanted[number].0, row?);
+                listener(row?);
             }
             Ok::<(), TrialError>(())
         })?;
@@ -85,7 +99,7 @@ pub fn techniques(
 }
 
 fn row(
-    question: &TechniquesQuestion<'_>,
+    question: &TechniquesQuestion,
     model: &Recipe,
     technique: &Technique,
     base: &TechniqueTrial,

@@ -42,7 +42,7 @@ pub(super) struct TechniqueTrial {
     pub(super) times: StepTimes,
 }
 
-impl TechniquesQuestion<'_> {
+impl TechniquesQuestion {
     /// Measures memory and time. A technique that does not apply is noted in the record.
     pub(super) fn measure(&self, model: &Recipe, technique: &Technique) -> Result<TechniqueTrial, TrialError> {
         let mut record = TechniqueRecord {
@@ -66,20 +66,20 @@ impl TechniquesQuestion<'_> {
                 return Ok(TechniqueTrial { record, times: StepTimes::default() });
             }
         };
-        let caching = self.memory(&workload, CACHING, self.device)?;
+        let caching = self.memory(&workload, CACHING, &self.device)?;
         record.clock = caching.clock;
         record.status = caching.status;
         record.reason.clone_from(&caching.reason);
         let mut times = StepTimes::default();
         if caching.status == Status::Completed {
             note_memory(&mut record, &caching);
-            let expandable = self.memory(&workload, EXPANDABLE, self.device)?;
-            let pool = self.memory(&workload, ASYNC, self.device)?;
+            let expandable = self.memory(&workload, EXPANDABLE, &self.device)?;
+            let pool = self.memory(&workload, ASYNC, &self.device)?;
             record.expandable_peak_reserved_bytes = Some(expandable.peak_reserved_bytes);
             record.expandable_peak_device_used_bytes = expandable.peak_device_used_bytes;
             record.async_peak_reserved_bytes = Some(pool.peak_reserved_bytes);
             record.async_peak_device_used_bytes = pool.peak_device_used_bytes;
-            times = self.times(&recipe, self.device, None)?;
+            times = self.times(&recipe, &self.device, None)?;
             record.step_ns = times.median().map(|step| step.0);
         } else if caching.status == Status::Oom {
             record.reason =
@@ -110,14 +110,14 @@ impl TechniquesQuestion<'_> {
         let used_and_reserved = record.peak_device_used_bytes.zip(record.peak_reserved_bytes);
         let overhead = used_and_reserved.map_or(0, |(used, reserved)| used.saturating_sub(reserved));
         let mut fits = Vec::with_capacity(self.cards.len());
-        for &memory_bytes in self.cards {
+        for &memory_bytes in &self.cards {
             let question = LargestQuestion {
                 step,
                 repeat: 1,
                 around: 0,
                 guess: known.and_then(|known| batch_with_memory(known, memory_bytes.saturating_sub(overhead))),
-                stop: Some(self.stop),
-                ..LargestQuestion::new(&recipe, "batch", memory_bytes, &strategy, self.simulated)
+                stop: Some(&*self.stop),
+                ..LargestQuestion::new(&recipe, "batch", memory_bytes, &strategy, &self.simulated)
             };
             let found = largest(&question)?;
             let batch = found.largest.unwrap_or(0).min(MOST_BATCH);
@@ -142,7 +142,7 @@ impl TechniquesQuestion<'_> {
         record: &TechniqueRecord,
     ) -> Result<Option<f64>, TrialError> {
         let recipe = technique.applied_to(model).with("batch", &fit.batch.to_string());
-        let step = self.times(&recipe, self.device, Some(fit.memory_bytes))?.median();
+        let step = self.times(&recipe, &self.device, Some(fit.memory_bytes))?.median();
         Ok(step.map(|step| per_second_of(fit.batch, step, record.modelled_exchange_ns)))
     }
 
@@ -150,17 +150,17 @@ impl TechniquesQuestion<'_> {
     fn two_batches(&self, recipe: &Recipe, step: u64, measured: (u64, u64)) -> Result<[(u64, u64); 2], TrialError> {
         let other = if measured.0 > step { step } else { 2 * step };
         let workload = recipe.clone().with("batch", &other.to_string()).workload().map_err(Box::new)?;
-        Ok([(other, self.memory(&workload, CACHING, self.simulated)?.peak_reserved_bytes), measured])
+        Ok([(other, self.memory(&workload, CACHING, &self.simulated)?.peak_reserved_bytes), measured])
     }
 
     fn memory(&self, workload: &Workload, strategy: &str, on: &DeviceSpec) -> Result<CaseRecord, TrialError> {
-        Ok(replay_memory(workload, strategy, on, None, self.stop)?.0)
+        Ok(replay_memory(workload, strategy, on, None, &self.stop)?.0)
     }
 
     /// Step times under `caching`, on the whole device or on a card with this memory; none where memory runs out.
     fn times(&self, recipe: &Recipe, on: &DeviceSpec, card_bytes: Option<u64>) -> Result<StepTimes, TrialError> {
         let steps = if on.is_simulated() { SIMULATED_STEPS } else { self.real_steps(recipe)? };
-        let (times, replayed) = time_recipe(recipe, steps, on, card_bytes, self.stop)?;
+        let (times, replayed) = time_recipe(recipe, steps, on, card_bytes, &self.stop)?;
         // After an OOM or an interruption the times mean nothing.
         Ok(if replayed.ooms > 0 || replayed.interrupted { StepTimes::default() } else { times })
     }

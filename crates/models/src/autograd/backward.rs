@@ -94,7 +94,7 @@ impl TensorMachine {
         let mut unpacked = self.unpack(node);
         let saved = &mut unpacked;
         let gradients = match node.operation {
-            GraphOperation::Embedding { indices } => one(self.embedding_backward(node.edges[0], saved, indices, first)),
+            GraphOperation::Embedding { indices } => one(self.embedding_backward(saved, indices, first)),
             GraphOperation::Add { narrowed, broadcast_over } => {
                 self.add_backward(saved, narrowed, broadcast_over, first)
             }

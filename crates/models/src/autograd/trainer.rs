@@ -58,16 +58,11 @@ impl Trainer {
         result
     }
 
-    /// What is trained, and how.
-    pub(crate) fn plan(&self) -> &TrainingPlan {
-        &self.machine.plan
-    }
-
     /// One training step over sequences of this length.
     pub(crate) fn step(&mut self, step: u32, length: u32) {
         self.mark(MarkKind::Step, "step", step);
-        let micro_batches = self.plan().techniques.micro_batches;
-        let in_flight = self.plan().techniques.pipeline_stages.min(micro_batches);
+        let micro_batches = self.machine.plan.techniques.micro_batches;
+        let in_flight = self.machine.plan.techniques.pipeline_stages.min(micro_batches);
         let mut waiting = VecDeque::new();
         for micro_batch in 0..micro_batches {
             if micro_batches > 1 {
@@ -153,7 +148,7 @@ impl Trainer {
 
     /// Each tensor of the old batch is released when its successor is there.
     fn replace_batch(&mut self, length: u32, before: Option<TrainingBatch>) -> TrainingBatch {
-        (self.machine.graph.sequences, self.machine.graph.length) = (self.plan().micro_batch(), length);
+        (self.machine.graph.sequences, self.machine.graph.length) = (self.machine.plan.micro_batch(), length);
         let (of_input, of_targets) = self.machine.model.batch_bytes(&self.machine);
         let mut replace = |bytes, before: Option<Tensor>| {
             let tensor = self.machine.copy_in(bytes, Category::Input);
@@ -187,11 +182,11 @@ impl Trainer {
 
     /// Binds the program's `loss` to an output: the old loss is released, then autocast ends.
     pub(crate) fn bind_loss(&mut self, mut output: ForwardOutput) -> ForwardOutput {
-        if self.plan().precision.scales_loss() {
+        if self.machine.plan.precision.scales_loss() {
             output = self.scale_loss(output);
         }
         // The output of a stage of a pipeline is not a loss, and no variable holds it.
-        if self.plan().has_head() {
+        if self.machine.plan.has_head() {
             let held = self.machine.retain(output.value.tensor);
             if let Some(before) = self.loss.replace(held) {
                 self.machine.release(before);
@@ -222,7 +217,7 @@ impl Trainer {
 
     /// Updates the weights.
     pub(crate) fn optimizer_step(&mut self) {
-        if self.plan().precision.scales_loss() {
+        if self.machine.plan.precision.scales_loss() {
             self.unscale_gradients();
         }
         self.machine.optimizer_step();
@@ -233,7 +228,7 @@ impl Trainer {
 
     /// Cleans up after a step.
     pub(crate) fn end_step(&mut self, step: u32) {
-        let techniques = &self.plan().techniques;
+        let techniques = &self.machine.plan.techniques;
         let (empty_cache, garbage) = (techniques.empty_cache, techniques.collect_garbage_every);
         if garbage.is_some_and(|every| (step + 1).is_multiple_of(every)) {
             self.collect_garbage(step);
@@ -255,7 +250,7 @@ impl Trainer {
     }
 
     fn empties_cache_after(&self, phase: EmptyCache) -> bool {
-        let chosen = self.plan().techniques.empty_cache;
+        let chosen = self.machine.plan.techniques.empty_cache;
         chosen == phase || chosen == EmptyCache::AfterPhases
     }
 

@@ -100,12 +100,8 @@ impl TensorMachine {
 
     /// Queries, keys and values as views of one tensor; their gradients are joined again.
     fn split(&mut self, query_key_value: Variable) -> [GradientEdge; MOST_EDGES] {
-        match self.record(GraphOperation::SplitThree, &[query_key_value.edge()], MOST_EDGES as u8) {
-            Some(place) => {
-                [GradientEdge::Variable(place), GradientEdge::Variable(place + 1), GradientEdge::Variable(place + 2)]
-            }
-            None => [GradientEdge::None; MOST_EDGES],
-        }
+        let place = self.record(GraphOperation::SplitThree, &[query_key_value.edge()], MOST_EDGES as u8);
+        [0, 1, 2].map(|part| place.map_or(GradientEdge::None, |place| GradientEdge::Variable(place + part)))
     }
 
     /// One tensor of three gradients.

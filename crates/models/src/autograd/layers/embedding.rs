@@ -33,13 +33,8 @@ impl TensorMachine {
 
     /// The gradient of the table: few indices are added up in their order, many are sorted first
     /// (`embedding_dense_backward_cuda`).
-    pub(crate) fn embedding_backward(
-        &mut self,
-        to_table: GradientEdge,
-        saved: &UnpackedTensors,
-        indices: u64,
-        incoming: Tensor,
-    ) -> Tensor {
+    pub(crate) fn embedding_backward(&mut self, saved: &UnpackedTensors, indices: u64, incoming: Tensor) -> Tensor {
+        let to_table = saved.edges[0];
         let elements = self.elements_along(to_table);
         let of_table = elements * self.plan.precision.of_weights().bytes();
         let gradient = if indices <= scratch::UNSORTED_INDICES {

@@ -60,13 +60,12 @@ pub(crate) const SERVING: GeneratorEntry = GeneratorEntry {
             "fp32" => Precision::Single { tf32: false },
             _ => Precision::HalfModel { master_weights: false },
         };
-        let kind = match parameters.choice("cache")? {
+        let cache = match parameters.choice("cache")? {
             "concatenated" => CacheKind::Concatenated,
             "preallocated" => CacheKind::Preallocated,
             _ => CacheKind::Paged { tokens: parameters.count("page_tokens")? },
         };
         let bytes_per_token = u64::from(shape.width) * precision.of_weights().bytes();
-        let cache = CacheShape { kind, layers: shape.layers, bytes_per_token, context };
         let plan = TrainingPlan { shape, precision, techniques: Techniques::default() };
         let model = Arc::new(Transformer::new(&plan));
         let (requests, arrivals) = (parameters.count("requests")?, parameters.number("arrivals")?);
@@ -74,8 +73,7 @@ pub(crate) const SERVING: GeneratorEntry = GeneratorEntry {
             Box::new(Serving {
                 random,
                 machine: TensorMachine::new(plan.clone(), model.clone()),
-                model: model.clone(),
-                cache,
+                served: ServedModel { model: model.clone(), cache, bytes_per_token, context },
                 requests,
                 arrivals,
                 prompts,
@@ -98,19 +96,13 @@ enum CacheKind {
     Paged { tokens: u32 },
 }
 
-#[derive(Clone, Copy, Debug)]
-struct CacheShape {
-    kind: CacheKind,
-    layers: u32,
+/// A model with a cache of keys and values.
+struct ServedModel {
+    model: Arc<Transformer>,
+    cache: CacheKind,
     /// Bytes of one token's keys, or values, in one layer.
     bytes_per_token: u64,
     context: u32,
-}
-
-impl CacheShape {
-    fn bytes(&self, tokens: u32) -> u64 {
-        self.bytes_per_token * u64::from(tokens)
-    }
 }
 
 /// A request that is being answered.
@@ -127,8 +119,7 @@ struct ServedSequence {
 struct Serving {
     random: SeededRandom,
     machine: TensorMachine,
-    model: Arc<Transformer>,
-    cache: CacheShape,
+    served: ServedModel,
     /// Requests that have not arrived.
     requests: u32,
     arrivals: f64,
@@ -152,8 +143,7 @@ impl Serving {
             self.prefill(step);
         }
         self.machine.trace.mark(MarkKind::Phase, "decode", step);
-        let pass = ServingPass { model: &self.model, shape: &self.cache };
-        pass.generate(&mut self.machine, &mut self.running, 1);
+        self.served.generate(&mut self.machine, &mut self.running, 1);
         for place in (0..self.running.len()).rev() {
             self.running[place].left -= 1;
             if self.running[place].left == 0 {
@@ -169,8 +159,7 @@ impl Serving {
         let mut draw = |(least, most): (u32, u32)| self.random.between(least.into(), most.into()) as u32;
         let (prompt, output) = (draw(self.prompts), draw(self.outputs));
         let mut admitted = [ServedSequence { length: 0, left: output, cache: Vec::new() }];
-        let pass = ServingPass { model: &self.model, shape: &self.cache };
-        pass.generate(&mut self.machine, &mut admitted, prompt);
+        self.served.generate(&mut self.machine, &mut admitted, prompt);
         self.running.extend(admitted);
     }
 }
@@ -192,13 +181,8 @@ impl Generator for Serving {
     }
 }
 
-/// A forward pass over new tokens of several sequences, whose earlier tokens are cached.
-struct ServingPass<'a> {
-    model: &'a Transformer,
-    shape: &'a CacheShape,
-}
-
-impl ServingPass<'_> {
+/// Forward passes over new tokens of several sequences, whose earlier tokens are cached.
+impl ServedModel {
     /// Runs `new_tokens` tokens of each sequence through the model and samples one more for each.
     fn generate(&self, machine: &mut TensorMachine, sequences: &mut [ServedSequence], new_tokens: u32) {
         (machine.graph.sequences, machine.graph.length) = (sequences.len() as u32, new_tokens);
@@ -256,12 +240,17 @@ impl ServingPass<'_> {
         output
     }
 
+    /// Bytes of the keys, or values, of this many tokens in one layer.
+    fn bytes_of(&self, tokens: u32) -> u64 {
+        self.bytes_per_token * u64::from(tokens)
+    }
+
     /// Called before a pass: allocates the pages for all tokens of the sequence.
     fn add_pages(&self, machine: &mut TensorMachine, sequence: &mut ServedSequence) {
-        let CacheKind::Paged { tokens: per_page } = self.shape.kind else { return };
+        let CacheKind::Paged { tokens: per_page } = self.cache else { return };
         let layer = machine.layer.take();
         while (sequence.cache.len() as u32) < sequence.length.div_ceil(per_page) {
-            let bytes = 2 * u64::from(self.shape.layers) * self.shape.bytes(per_page);
+            let bytes = 2 * self.model.blocks.len() as u64 * self.bytes_of(per_page);
             sequence.cache.push(machine.alloc(bytes, Category::Activation));
         }
         machine.layer = layer;
@@ -271,9 +260,9 @@ impl ServingPass<'_> {
     fn append_to_cache(&self, machine: &mut TensorMachine, sequence: &mut ServedSequence, layer: usize) {
         let cache = &mut sequence.cache;
         for place in [2 * layer, 2 * layer + 1] {
-            match self.shape.kind {
+            match self.cache {
                 CacheKind::Concatenated => {
-                    let bytes = self.shape.bytes(sequence.length);
+                    let bytes = self.bytes_of(sequence.length);
                     let longer = machine.alloc(bytes, Category::Activation);
                     match cache.get(place).copied() {
                         Some(before) => {
@@ -285,7 +274,7 @@ impl ServingPass<'_> {
                     }
                 }
                 CacheKind::Preallocated if place == cache.len() => {
-                    cache.push(machine.alloc(self.shape.bytes(self.shape.context), Category::Activation));
+                    cache.push(machine.alloc(self.bytes_of(self.context), Category::Activation));
                 }
                 CacheKind::Preallocated | CacheKind::Paged { .. } => {}
             }
