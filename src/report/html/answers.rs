@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use super::{
     super::{render::counted, thresholds::status_words},
     element::{BarPart, Cell, HtmlTable, PageSection, code, escape, no_case, stacked},
-    material::PageContext,
     overview::tally,
+    page_context::PageContext,
 };
 use crate::answer::{
     claims::{ClaimRecord, ClaimVerdict},
@@ -16,7 +16,7 @@ use crate::answer::{
 
 /// The smallest memory that is enough, by strategy.
 pub(super) fn thresholds(context: &PageContext<'_>) -> Option<PageSection> {
-    let rows = context.gathered.all(|run| &run.thresholds);
+    let rows = context.runs.all(|run| &run.thresholds);
     if rows.is_empty() {
         return None;
     }
@@ -71,7 +71,7 @@ fn threshold_bar(row: &ThresholdRecord, whole: u64) -> String {
 
 /// What techniques save, beside published figures.
 pub(super) fn techniques(context: &PageContext<'_>) -> Option<PageSection> {
-    let rows = context.gathered.all(|run| &run.techniques);
+    let rows = context.runs.all(|run| &run.techniques);
     if rows.is_empty() {
         return None;
     }
@@ -155,7 +155,7 @@ fn range_bar(range: Option<(f64, f64)>, measured: Option<f64>) -> String {
 
 /// The verdicts on published claims.
 pub(super) fn claims(context: &PageContext<'_>) -> Option<PageSection> {
-    let rows = context.gathered.all(|run| &run.claims);
+    let rows = context.runs.all(|run| &run.claims);
     if rows.is_empty() {
         return None;
     }

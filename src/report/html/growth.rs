@@ -5,10 +5,10 @@
 
 use super::{
     super::render::{counted, signed_bytes},
+    chart_data::{LeakChart, kib},
     element::{Cell, HtmlTable, PageSection, chart, code, escape, no_case},
-    island::{LeakChart, kib},
-    material::PageContext,
     memory::OpenCase,
+    page_context::PageContext,
 };
 use crate::{
     answer::leaks::{

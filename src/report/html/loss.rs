@@ -3,7 +3,7 @@
 use super::{
     super::scenario::is_contender,
     element::{BarPart, Cell, PageSection, code, escape, stacked},
-    material::{CaseRow, PageContext},
+    page_context::{CaseRow, PageContext},
 };
 use crate::{base::Bytes, measure::CaseRecord};
 
@@ -115,7 +115,7 @@ fn finding(context: &PageContext<'_>) -> String {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::material::{CollectedRuns, PageRun},
+        super::page_context::{CollectedRuns, PageRun},
         *,
     };
     use crate::{device::DeviceClock, measure::Status};
@@ -132,8 +132,8 @@ mod tests {
             ..CaseRecord::default()
         };
         let runs = [PageRun { records: vec![record], ..PageRun::default() }];
-        let gathered = CollectedRuns::new(&runs);
-        let html = waterfall(&PageContext::new(&gathered)).unwrap();
+        let collected = CollectedRuns::new(&runs);
+        let html = waterfall(&PageContext::new(&collected)).unwrap();
         assert!(!html.contains(">0 B<"), "{html}");
         assert_eq!(html.matches("style=\"width:50.000%\"").count(), 2, "{html}");
     }

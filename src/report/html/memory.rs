@@ -4,9 +4,9 @@ use std::{borrow::Cow, collections::BTreeSet, fmt::Write as _};
 
 use super::{
     super::scenario::{CaseGroup, is_contender},
+    chart_data::{self, CaseLines, SPARK_POINTS, TimelineChart},
     element::{Cell, HtmlTable, PageSection, chart, code, escape, folded},
-    island::{self, CaseLines, SPARK_POINTS, TimelineChart},
-    material::{CaseRow, PageContext, least, moment, most},
+    page_context::{CaseRow, PageContext, least, moment, most},
 };
 use crate::{
     base::Bytes,
@@ -37,10 +37,10 @@ pub(super) fn timeline(
     let furthest = shown.iter().max_by_key(|case| case.record.events)?;
     Some(TimelineChart {
         title: title.to_owned(),
-        bound: island::bound(furthest.record),
-        limit: group.scenario.limit_bytes.map(island::kib),
-        steps: island::steps(&furthest.detail.steps),
-        live: Some(island::live(&furthest.detail)),
+        bound: chart_data::bound(furthest.record),
+        limit: group.scenario.limit_bytes.map(chart_data::kib),
+        steps: chart_data::steps(&furthest.detail.steps),
+        live: Some(chart_data::live(&furthest.detail)),
         cases: shown.iter().map(|case| CaseLines::of(context.place(&case.record.strategy), &case.detail)).collect(),
     })
 }

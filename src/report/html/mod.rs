@@ -2,17 +2,17 @@
 //!
 //! [`page`] uses the files of runs only, so it works on any machine. Tables are HTML and readable
 //! without JavaScript; charts and memory maps are drawn by `script/` from one JSON text in the page
-//! (`island`). The page loads nothing.
+//! (`chart_data`). The page loads nothing.
 
 mod answers;
+mod chart_data;
 mod element;
 mod growth;
-mod island;
 mod loss;
-mod material;
 mod memory;
+mod out_of_memory;
 mod overview;
-mod shortage;
+mod page_context;
 mod speed;
 
 use std::{
@@ -21,15 +21,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-pub use material::{DetailStore, PageRun};
+pub use page_context::{DetailStore, PageRun};
 
 use self::{
+    chart_data::{ChartData, TimelineChart},
     element::{PageSection, escape},
     growth::JudgedWorkload,
-    island::{Island, TimelineChart},
-    material::{CollectedRuns, PageContext},
     memory::OpenCase,
-    shortage::MappedCase,
+    out_of_memory::MappedCase,
+    page_context::{CollectedRuns, PageContext},
 };
 use super::{ReportError, rows};
 use crate::measure::Status;
@@ -59,10 +59,10 @@ const FEW_FRAMES: usize = 3;
 
 /// The page about these runs. Cases whose id contains one of `wanted` are always drawn.
 pub fn page(runs: &[PageRun], wanted: &[String]) -> Result<String, ReportError> {
-    let gathered = CollectedRuns::new(runs);
-    let context = PageContext::new(&gathered);
-    let drawn = material::drawn(&context.groups, wanted);
-    let mut island = Island::new(&context.strategies);
+    let collected = CollectedRuns::new(runs);
+    let context = PageContext::new(&collected);
+    let drawn = page_context::drawn(&context.groups, wanted);
+    let mut chart_data = ChartData::new(&context.strategies);
     let mut pictures = Pictures::default();
     for place in 0..context.groups.len() {
         pictures.add(&context, place, &drawn)?;
@@ -72,23 +72,23 @@ pub fn page(runs: &[PageRun], wanted: &[String]) -> Result<String, ReportError> 
         let charts: Vec<(usize, &TimelineChart)> = pictures.timelines.iter().map(|(at, chart)| (*at, chart)).collect();
         sections.push(memory::section(&context, &charts, &pictures.sparks));
         sections.extend(loss::section(&context));
-        sections.extend(shortage::section(&context));
+        sections.extend(out_of_memory::section(&context));
     }
-    island.timelines = pictures.timelines.into_iter().map(|(_, chart)| chart).collect();
-    if let Some((section, maps)) = shortage::map_section(&context, pictures.mapped) {
+    chart_data.timelines = pictures.timelines.into_iter().map(|(_, chart)| chart).collect();
+    if let Some((section, maps)) = out_of_memory::map_section(&context, pictures.mapped) {
         sections.push(section);
-        island.maps = maps;
+        chart_data.maps = maps;
     }
     sections.extend(answers::thresholds(&context));
     if let Some((section, charts)) = growth::section(&context, &pictures.judged) {
         sections.push(section);
-        island.leaks = charts;
+        chart_data.leaks = charts;
     }
     sections.extend(answers::techniques(&context));
     sections.extend(speed::section(&context));
     sections.extend(answers::claims(&context));
-    sections.push(overview::environment(&gathered));
-    assemble(runs, &sections, &island)
+    sections.push(overview::environment(&collected));
+    assemble(runs, &sections, &chart_data)
 }
 
 /// Writes the page about the runs in `folders` to `path`, whole or not at all.
@@ -114,12 +114,12 @@ impl<'a> Pictures<'a> {
         let (group, title) = (&context.groups[place], &context.titles[place]);
         let mut opened: Vec<OpenCase<'a>> = Vec::new();
         for &record in &group.records {
-            if let Some(detail) = context.gathered.detail(&record.case_id)? {
+            if let Some(detail) = context.runs.detail(&record.case_id)? {
                 opened.push(OpenCase { record, detail });
             }
         }
         for case in opened.iter().filter(|case| !case.detail.timeline.points.is_empty()) {
-            self.sparks.push((case.record.case_id.clone(), island::spark(&case.detail)));
+            self.sparks.push((case.record.case_id.clone(), chart_data::spark(&case.detail)));
         }
         self.timelines.extend(memory::timeline(context, group, title, &opened, drawn).map(|chart| (place, chart)));
         self.judged.extend(JudgedWorkload::of(title, &opened));
@@ -136,7 +136,7 @@ impl<'a> Pictures<'a> {
     }
 }
 
-fn assemble(runs: &[PageRun], sections: &[PageSection], island: &Island) -> Result<String, ReportError> {
+fn assemble(runs: &[PageRun], sections: &[PageSection], chart_data: &ChartData) -> Result<String, ReportError> {
     let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
     let title = escape(&names.join(" + ")).into_owned();
     let mut navigation = String::new();
@@ -161,7 +161,7 @@ fn assemble(runs: &[PageRun], sections: &[PageSection], island: &Island) -> Resu
         ),
         None => String::new(),
     };
-    let data = island.json().map_err(ReportError::json(Path::new("report.html")))?;
+    let data = chart_data.json().map_err(ReportError::json(Path::new("report.html")))?;
     Ok(filled(
         SKELETON,
         &[

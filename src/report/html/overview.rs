@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::{
     super::{command_line, render::counted},
     element::{Cell, HtmlTable, PageSection, code, escape, listed, no_case},
-    material::{CollectedRuns, PageContext, PageRun, fastest, least, moment, most, out_of_memory},
+    page_context::{CollectedRuns, PageContext, PageRun, fastest, least, moment, most, out_of_memory},
 };
 use crate::{
     answer::claims::ClaimVerdict,
@@ -43,7 +43,7 @@ pub(super) fn overview(context: &PageContext<'_>) -> PageSection {
 
 /// The page in one sentence.
 fn headline(context: &PageContext<'_>) -> String {
-    let cases = context.gathered.records.len();
+    let cases = context.runs.records.len();
     if cases == 0 {
         return "Results".to_owned();
     }
@@ -146,7 +146,7 @@ fn fast(context: &PageContext<'_>) -> Option<Card> {
 }
 
 fn thresholds(context: &PageContext<'_>) -> Option<Card> {
-    let rows = context.gathered.all(|run| &run.thresholds);
+    let rows = context.runs.all(|run| &run.thresholds);
     let found = rows.iter().filter_map(|row| Some((row.threshold_bytes?, row)));
     let (_, row) = found.min_by(|a, b| lost_share(a.1).total_cmp(&lost_share(b.1)))?;
     let answer = format!(
@@ -164,7 +164,7 @@ fn lost_share(row: &crate::answer::threshold::ThresholdRecord) -> f64 {
 }
 
 fn techniques(context: &PageContext<'_>) -> Option<Card> {
-    let rows = context.gathered.all(|run| &run.techniques);
+    let rows = context.runs.all(|run| &run.techniques);
     let saved = rows.iter().filter_map(|row| Some((row.reduction_percent?, row)));
     let (percent, row) = saved.max_by(|a, b| a.0.total_cmp(&b.0))?;
     let time = row.step_ratio.map_or_else(String::new, |ratio| format!(" and a step takes {ratio:.2} times as long"));
@@ -174,7 +174,7 @@ fn techniques(context: &PageContext<'_>) -> Option<Card> {
 }
 
 fn claims(context: &PageContext<'_>) -> Option<Card> {
-    let rows = context.gathered.all(|run| &run.claims);
+    let rows = context.runs.all(|run| &run.claims);
     if rows.is_empty() {
         return None;
     }

@@ -2,7 +2,7 @@
 
 use super::{
     element::{Cell, HtmlTable, PageSection, code, escape},
-    material::{CaseRow, PageContext, fastest},
+    page_context::{CaseRow, PageContext, fastest},
 };
 use crate::{
     base::Nanos,
@@ -12,7 +12,7 @@ use crate::{
 /// The section; `None` if nothing ran.
 pub(super) fn section(context: &PageContext<'_>) -> Option<PageSection> {
     let rows: Vec<CaseRow<'_>> = context.rows().filter(|row| row.record.clock.is_some()).collect();
-    let timings = context.gathered.all(|run| &run.timings);
+    let timings = context.runs.all(|run| &run.timings);
     if rows.is_empty() && timings.is_empty() {
         return None;
     }

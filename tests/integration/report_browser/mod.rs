@@ -325,8 +325,8 @@ fn large_page_opens() {
     let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("report-large.html");
     fs::write(&place, &text).unwrap();
     let data = text.split("id=\"data\">").nth(1).unwrap().split("</script>").next().unwrap();
-    let island: Value = serde_json::from_str(data).unwrap();
-    let cases = || island["timelines"].as_array().unwrap().iter().flat_map(|chart| chart["cases"].as_array().unwrap());
+    let chart_data: Value = serde_json::from_str(data).unwrap();
+    let cases = || chart_data["timelines"].as_array().unwrap().iter().flat_map(|chart| chart["cases"].as_array().unwrap());
     assert_eq!(cases().count(), 40, "drawn in full");
     assert!(cases().all(|case| case["events"].as_array().unwrap().len() <= 1000));
     assert_eq!(text.matches("<svg class=\"spark\"").count(), 500);
@@ -354,6 +354,6 @@ fn without_javascript_every_number_is_there() {
         assert_eq!(elsewhere.len(), namespaces, "{elsewhere:?}");
     }
     let data = text.split("id=\"data\">").nth(1).unwrap().split("</script>").next().unwrap();
-    let island: Value = serde_json::from_str(data).unwrap();
-    assert_eq!(island["timelines"].as_array().unwrap().len(), 3);
+    let chart_data: Value = serde_json::from_str(data).unwrap();
+    assert_eq!(chart_data["timelines"].as_array().unwrap().len(), 3);
 }

@@ -96,13 +96,13 @@ pub(super) struct CollectedRuns<'a> {
 
 impl<'a> CollectedRuns<'a> {
     pub(super) fn new(runs: &'a [PageRun]) -> CollectedRuns<'a> {
-        let mut gathered = CollectedRuns { runs, records: Vec::new(), origins: BTreeMap::new() };
+        let mut collected = CollectedRuns { runs, records: Vec::new(), origins: BTreeMap::new() };
         for (number, run) in runs.iter().enumerate() {
             for record in &run.records {
-                gathered.add(number, record);
+                collected.add(number, record);
             }
         }
-        gathered
+        collected
     }
 
     fn add(&mut self, run: usize, record: &CaseRecord) {
@@ -141,7 +141,7 @@ const COLOURS: usize = 8;
 /// What the sections share: the cases in comparable groups, their titles, and the colours of
 /// strategies.
 pub(super) struct PageContext<'a> {
-    pub(super) gathered: &'a CollectedRuns<'a>,
+    pub(super) runs: &'a CollectedRuns<'a>,
     pub(super) groups: Vec<CaseGroup<'a>>,
     /// One title per group.
     pub(super) titles: Vec<String>,
@@ -150,16 +150,16 @@ pub(super) struct PageContext<'a> {
 }
 
 impl<'a> PageContext<'a> {
-    pub(super) fn new(gathered: &'a CollectedRuns<'a>) -> PageContext<'a> {
-        let groups = groups(&gathered.records);
+    pub(super) fn new(collected: &'a CollectedRuns<'a>) -> PageContext<'a> {
+        let groups = groups(&collected.records);
         let titles = groups.iter().map(|group| title(&group.scenario, &groups)).collect();
-        let mut names = strategies(&gathered.records);
-        for threshold in gathered.all(|run| &run.thresholds) {
+        let mut names = strategies(&collected.records);
+        for threshold in collected.all(|run| &run.thresholds) {
             if !names.contains(&threshold.strategy.as_str()) {
                 names.push(&threshold.strategy);
             }
         }
-        PageContext { gathered, groups, titles, strategies: names }
+        PageContext { runs: collected, groups, titles, strategies: names }
     }
 
     /// The groups with their titles.
@@ -313,8 +313,8 @@ mod tests {
     #[test]
     fn different_results_of_a_case_are_kept_apart() {
         let runs = [run("one", &[("a", 1), ("b", 2)]), run("two", &[("b", 2), ("c", 3)]), run("three", &[("a", 9)])];
-        let gathered = CollectedRuns::new(&runs);
-        let rows: Vec<_> = gathered.records.iter().map(|row| (row.workload.as_str(), row.suite.as_str())).collect();
+        let collected = CollectedRuns::new(&runs);
+        let rows: Vec<_> = collected.records.iter().map(|row| (row.workload.as_str(), row.suite.as_str())).collect();
         assert_eq!(rows, [("a", ""), ("b", ""), ("c", ""), ("a", " (three)")]);
     }
 

@@ -25,7 +25,7 @@ pub(super) const SPARK_POINTS: usize = 60;
 
 /// Everything that is drawn.
 #[derive(Debug, Default, Serialize)]
-pub(super) struct Island {
+pub(super) struct ChartData {
     /// In the order of their colours.
     pub(super) strategies: Vec<String>,
     /// In the order of their codes.
@@ -35,12 +35,12 @@ pub(super) struct Island {
     pub(super) leaks: Vec<LeakChart>,
 }
 
-impl Island {
-    pub(super) fn new(strategies: &[&str]) -> Island {
-        Island {
+impl ChartData {
+    pub(super) fn new(strategies: &[&str]) -> ChartData {
+        ChartData {
             strategies: strategies.iter().map(|&name| name.to_owned()).collect(),
             categories: Category::ALL.iter().map(|category| category.name()).collect(),
-            ..Island::default()
+            ..ChartData::default()
         }
     }
 
@@ -312,8 +312,8 @@ mod tests {
 
     #[test]
     fn json_cannot_end_a_script_element() {
-        let island = Island::new(&["</script><script>alert(1)"]);
-        assert!(!island.json().unwrap().contains('<'));
+        let chart_data = ChartData::new(&["</script><script>alert(1)"]);
+        assert!(!chart_data.json().unwrap().contains('<'));
     }
 
     #[test]

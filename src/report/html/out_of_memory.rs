@@ -2,9 +2,9 @@
 
 use super::{
     super::render::counted,
+    chart_data::{MemoryMap, chosen_frames},
     element::{Cell, HtmlTable, PageSection, chart, code, escape, folded, no_case},
-    island::{MemoryMap, chosen_frames},
-    material::{CaseRow, PageContext, moment},
+    page_context::{CaseRow, PageContext, moment},
 };
 use crate::{
     base::Bytes,
