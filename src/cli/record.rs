@@ -63,27 +63,18 @@ pub fn run(args: &Args) -> CommandResult {
     Ok(exit::OK)
 }
 
-/// The history functions of a PyTorch version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum HistoryApi {
-    /// 2.0: a switch, with one entry of history by default.
-    First,
-    /// From 2.1 on.
-    Current,
-}
-
-impl HistoryApi {
-    fn of(version: &str) -> Result<HistoryApi, CommandError> {
-        let mut parts = version.trim_start_matches('v').split(['.', '+']);
-        let mut number = || parts.next().and_then(|part| part.parse::<u32>().ok());
-        match (number(), number()) {
-            (Some(2), Some(0)) => Ok(HistoryApi::First),
-            (Some(2), Some(_)) | (Some(3..), _) => Ok(HistoryApi::Current),
-            (Some(..2), _) => Err(CommandError::usage(anyhow!(
-                "--torch {version}: PyTorch before 2.0 cannot record a history; `oomph list workloads` has similar programs"
-            ))),
-            _ => Err(CommandError::usage(anyhow!("--torch {version}: write a version such as 2.11"))),
-        }
+/// Whether a version has the history functions of PyTorch 2.0: a switch, with one entry of history by
+/// default. They changed in 2.1.
+fn has_first_api(version: &str) -> Result<bool, CommandError> {
+    let mut parts = version.trim_start_matches('v').split(['.', '+']);
+    let mut number = || parts.next().and_then(|part| part.parse::<u32>().ok());
+    match (number(), number()) {
+        (Some(2), Some(minor)) => Ok(minor == 0),
+        (Some(3..), _) => Ok(false),
+        (Some(..2), _) => Err(CommandError::usage(anyhow!(
+            "--torch {version}: PyTorch before 2.0 cannot record a history; `oomph list workloads` has similar programs"
+        ))),
+        _ => Err(CommandError::usage(anyhow!("--torch {version}: write a version such as 2.11"))),
     }
 }
 
@@ -97,7 +88,7 @@ fn script(args: &Args) -> Result<String, CommandError> {
     if args.last == Some(0) {
         return Err(CommandError::usage(anyhow!("--last 0 would record nothing")));
     }
-    let api = HistoryApi::of(&args.torch)?;
+    let first_api = has_first_api(&args.torch)?;
     let kept = match args.last {
         Some(last) => format!("the last {last} allocations and frees"),
         None => "all allocations and frees".to_owned(),
@@ -114,29 +105,24 @@ fn script(args: &Args) -> Result<String, CommandError> {
             RecordTrigger::Exit => "atexit\nimport os\nimport pickle",
             RecordTrigger::Oom => "os\nimport pickle",
         },
-        begin = begin(args, api),
+        begin = begin(args, first_api),
         save = save(args),
     ))
 }
 
 /// The call that enables the history.
-fn begin(args: &Args, api: HistoryApi) -> String {
-    let stacks = !args.no_stacks;
+fn begin(args: &Args, first_api: bool) -> String {
     let call = "torch.cuda.memory._record_memory_history";
-    match api {
-        HistoryApi::First => {
-            let context = if stacks { "True" } else { "False" };
-            let last = args.last.unwrap_or(100_000_000);
-            format!(
-                "{call}(\n    True, record_context={context}, trace_alloc_max_entries={last}, trace_alloc_record_context={context}\n)"
-            )
-        }
-        HistoryApi::Current => {
-            let context = if stacks { "stacks=\"python\"" } else { "context=None" };
-            let last = args.last.map_or_else(String::new, |last| format!(", max_entries={last}"));
-            format!("{call}({context}{last})")
-        }
+    if first_api {
+        let context = if args.no_stacks { "False" } else { "True" };
+        let last = args.last.unwrap_or(100_000_000);
+        return format!(
+            "{call}(\n    True, record_context={context}, trace_alloc_max_entries={last}, trace_alloc_record_context={context}\n)"
+        );
     }
+    let context = if args.no_stacks { "context=None" } else { "stacks=\"python\"" };
+    let last = args.last.map_or_else(String::new, |last| format!(", max_entries={last}"));
+    format!("{call}({context}{last})")
 }
 
 /// The function that writes the file, and its registration.

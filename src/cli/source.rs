@@ -82,7 +82,7 @@ pub fn strategy(text: &str) -> Result<StrategySpec, CommandError> {
 
 /// Strategies as typed, without plugins; `reason` says why they are refused.
 pub fn strategies_without_plugins(texts: &[impl AsRef<str>], reason: &str) -> Result<Vec<StrategySpec>, CommandError> {
-    let checked = |text: &str| match plugin::is_meant(&StrategySpec::from(text)) {
+    let checked = |text: &str| match plugin::is_plugin(&StrategySpec::from(text)) {
         true => Err(CommandError::usage(anyhow!("{reason}; `oomph replay` runs plugins"))),
         false => strategy(text),
     };

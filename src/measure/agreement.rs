@@ -207,7 +207,7 @@ mod tests {
         Box::new(SimDevice::new(SimConfig::default()).unwrap())
     }
 
-    fn cast(specs: [&str; 3]) -> AgreementSetup {
+    fn setup(specs: [&str; 3]) -> AgreementSetup {
         let (device, simulated) = (simulated(), simulated());
         let build = |spec| StrategySpec::from(spec).build(&Setup { props: device.props(), limit: None }).unwrap();
         let strategies = specs.map(build);
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_simulated_device_agrees_with_itself() {
-        let record = measure(cast(["caching"; 3]));
+        let record = measure(setup(["caching"; 3]));
         assert_eq!((record.finding, record.events, record.events_agreed), (Finding::Agrees, 4, Some(4)));
         assert_eq!((record.agreement_percent, record.peak_reserved_difference_percent), (Some(100.0), Some(0.0)));
         assert_eq!((record.peak_reserved_bytes, record.peak_used_bytes), (50 * MIB, 33 * MIB));
@@ -239,17 +239,17 @@ mod tests {
 
     #[test]
     fn a_difference_has_its_share_and_its_words() {
-        let record = measure(cast(["caching", "direct", "caching"]));
+        let record = measure(setup(["caching", "direct", "caching"]));
         assert_eq!((record.finding, record.agreement_percent), (Finding::Differs, Some(0.0)));
         assert!(record.first_difference.unwrap().starts_with("event 0, alloc of 3145728 bytes"));
     }
 
     #[test]
     fn free_running_difference_is_in_percent() {
-        let record = measure(cast(["caching", "caching", "direct"]));
+        let record = measure(setup(["caching", "caching", "direct"]));
         assert_eq!((record.finding, record.simulated_peak_reserved_bytes), (Finding::Agrees, 33 * MIB));
         assert!((record.peak_reserved_difference_percent.unwrap() + 34.0).abs() < 1e-9);
-        let mut small = cast(["caching"; 3]);
+        let mut small = setup(["caching"; 3]);
         small.simulated = Box::new(LimitedDevice::to(40 * MIB, small.simulated));
         let record = measure(small);
         assert_eq!((record.ooms, record.simulated_ooms), (0, 1));
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn the_drivers_own_pool_is_compared_by_its_peaks_alone() {
-        let record = measure(cast(["async"; 3]));
+        let record = measure(setup(["async"; 3]));
         assert_eq!((record.finding, record.agreement_percent, record.events), (Finding::Unscripted, None, 4));
         assert_eq!(record.peak_used_bytes, 33 * MIB);
         assert_eq!(record.peak_used_difference_percent, Some(0.0));
@@ -267,7 +267,7 @@ mod tests {
     #[test]
     fn unsupported_case_is_skipped_with_reason() {
         use crate::measure::fixture::tiny_device;
-        let mut incapable = cast(["async"; 3]);
+        let mut incapable = setup(["async"; 3]);
         incapable.device = Box::new(tiny_device(MIB));
         let record = measure(incapable);
         assert_eq!(record.finding, Finding::Skipped);
@@ -278,7 +278,8 @@ mod tests {
     fn a_run_that_was_stopped_finds_nothing() {
         let stop = AtomicBool::new(true);
         let options = ReplayOptions { stop: Some(&stop), ..ReplayOptions::default() };
-        let record = AgreementRecord::measure(&CaseLabel::default(), "sim", &builder(), cast(["caching"; 3]), &options);
+        let record =
+            AgreementRecord::measure(&CaseLabel::default(), "sim", &builder(), setup(["caching"; 3]), &options);
         assert_eq!(record.finding, Finding::Interrupted);
     }
 }

@@ -62,7 +62,7 @@ struct CaseObserver {
     peaks: PeakRecorder,
     timeline: TimelineRecorder,
     categories: CategoryRecorder,
-    album: FrameRecorder,
+    frames: FrameRecorder,
     latency: Latency,
     ooms: OomRecorder,
     /// Requested bytes of the blocks that callers hold.
@@ -86,7 +86,7 @@ impl CaseObserver {
         record.note_ooms(&self.ooms);
         detail.timeline = self.timeline.finish();
         (detail.categories, detail.at_peak) = self.categories.finish();
-        detail.frames = self.album.finish(strategy);
+        detail.frames = self.frames.finish(strategy);
         record.note_categories(&detail.at_peak);
         detail.latencies = self.latency.histograms();
         detail.layouts = Layouts {
@@ -120,7 +120,7 @@ impl CaseObserver {
         if let Some(peak) = self.peaks.take_unread() {
             peak.largest_free = strategy.largest_free(peak.stream);
             if peak.usage.allocated > 0 {
-                self.album.take_peak(peak.event, peak.usage.allocated, strategy);
+                self.frames.take_peak(peak.event, peak.usage.allocated, strategy);
             }
         }
     }
@@ -149,7 +149,7 @@ impl Observer for CaseObserver {
         self.peaks.served(now, live.request.stream, self.live);
         self.timeline.answered(now, false);
         self.categories.served(now, live);
-        self.album.served(now, live);
+        self.frames.served(now, live);
     }
 
     fn free_requested(&mut self, now: &ReplayMoment<'_>, live: &LiveBlock) {
@@ -166,7 +166,7 @@ impl Observer for CaseObserver {
         self.latency.note(now, Operation::Oom);
         self.timeline.answered(now, true);
         self.ooms.out_of_memory(now, report);
-        self.album.out_of_memory(now);
+        self.frames.out_of_memory(now);
     }
 
     fn after(&mut self, now: &ReplayMoment<'_>) {
@@ -175,7 +175,7 @@ impl Observer for CaseObserver {
         self.peaks.after(now.index, &stats, levels);
         self.timeline.after(now, self.live, &levels);
         self.categories.after(now.index);
-        self.album.after(now);
+        self.frames.after(now);
     }
 
     fn round_ends(&mut self, strategy: &dyn Strategy) {

@@ -60,18 +60,29 @@ impl Render for VerdictMatrix<'_> {
     fn text(&self, medium: Medium) -> String {
         let rows = self.0;
         let kinds = distinct(rows.iter().map(|row| row.kind.as_str()));
-        let headings: Vec<&str> = std::iter::once("strategy").chain(kinds.iter().copied()).collect();
-        let mut table = TextTable::new(&headings, medium);
-        for strategy in distinct(rows.iter().map(|row| row.strategy.as_str())) {
-            let cells = kinds.iter().map(|kind| {
-                let row = rows.iter().find(|row| row.strategy == strategy && row.kind == *kind);
-                row.map_or_else(String::new, |row| format!("{} {}", row.verdict, row.trials))
-            });
-            table.row(std::iter::once(strategy.to_owned()).chain(cells));
-        }
+        let strategies = distinct(rows.iter().map(|row| row.strategy.as_str()));
+        let table = matrix("strategy", &strategies, &kinds, medium, |strategy, kind| {
+            let row = rows.iter().find(|row| row.strategy == strategy && row.kind == kind);
+            row.map_or_else(String::new, |row| format!("{} {}", row.verdict, row.trials))
+        });
         let legend = format!("Numbers are trials in the given time. {}", failures(rows));
         table.finish(&legend, rows.iter().filter_map(verdict_note))
     }
+}
+
+/// A table with a line for each of `lines` and a column for each of `columns`.
+fn matrix(
+    heading: &str,
+    lines: &[&str],
+    columns: &[&str],
+    medium: Medium,
+    cell: impl Fn(&str, &str) -> String,
+) -> TextTable {
+    let mut table = TextTable::new(&[&[heading], columns].concat(), medium);
+    for line in lines {
+        table.row([(*line).to_owned()].into_iter().chain(columns.iter().map(|column| cell(line, column))));
+    }
+    table
 }
 
 fn failures(rows: &[VerdictRow]) -> String {
@@ -121,17 +132,13 @@ impl RenderRow for MisuseRow {
 }
 
 fn misuse_matrix(rows: &[MisuseRow], strategies: &[&str], medium: Medium) -> String {
-    let headings: Vec<&str> = std::iter::once("misuse").chain(strategies.iter().copied()).collect();
-    let mut table = TextTable::new(&headings, medium);
-    for misuse in distinct(rows.iter().map(|row| row.misuse.as_str())) {
-        let letters = strategies.iter().map(|&strategy| {
-            let own = rows.iter().filter(|row| row.misuse == misuse && row.strategy == strategy);
-            let mut letters: Vec<&str> = own.map(|row| shown(row.consequence).0).collect();
-            letters.dedup();
-            letters.join("/")
-        });
-        table.row(std::iter::once(misuse.to_owned()).chain(letters));
-    }
+    let misuses = distinct(rows.iter().map(|row| row.misuse.as_str()));
+    let table = matrix("misuse", &misuses, strategies, medium, |misuse, strategy| {
+        let own = rows.iter().filter(|row| row.misuse == misuse && row.strategy == strategy);
+        let mut letters: Vec<&str> = own.map(|row| shown(row.consequence).0).collect();
+        letters.dedup();
+        letters.join("/")
+    });
     let damage = rows
         .iter()
         .filter(|row| row.consequence == MisuseConsequence::Corrupts)

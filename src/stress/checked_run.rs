@@ -89,8 +89,8 @@ impl CheckedRun {
 /// Carries out the events of a trace on a strategy under watch.
 pub(super) struct CheckedPlayer {
     pub(super) watch: ObservedStrategy,
-    /// Whether driver errors are injected.
-    faults: bool,
+    /// Whether driver errors are injected; otherwise they are findings.
+    pub(super) faults: bool,
     /// The most that can be allocated in all.
     capacity: u64,
     /// Bytes of the device that another process holds.
@@ -134,11 +134,6 @@ impl CheckedPlayer {
             }
         }
         self.watch.strategy.audit();
-    }
-
-    /// From now on driver errors are findings.
-    pub(super) fn expect_no_faults(&mut self) {
-        self.faults = false;
     }
 
     /// Plays the trace and closes the strategy.

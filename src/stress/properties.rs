@@ -108,7 +108,7 @@ fn run(target: &StressTarget, trace: &Trace, faults: &[FaultSpec]) -> Result<Che
 /// The smallest trace, with the fewest faults, that breaks the same promise.
 fn smallest(target: &StressTarget, trace: &Trace, faults: &[FaultSpec], broke: &'static str) -> StressFailure {
     // Shrinking a trace that hangs tries many that hang.
-    let tried = if broke == HANG { target.hurried() } else { target.clone() };
+    let tried = if broke == HANG { target.with_short_timeout() } else { target.clone() };
     let (small, fewer) = shrunk(&tried, trace, faults, broke);
     let failure = |trace: Trace, faults: &[FaultSpec], detail: Option<String>| StressFailure {
         trace: Some(trace),

@@ -69,7 +69,7 @@ impl ShrinkSearch<'_> {
         if self.accept(self.best.first(0)) {
             return;
         }
-        let (mut passes, mut fails) = (0, self.best.len());
+        let (mut passes, mut fails) = (0, self.best.parts.len());
         while fails - passes > 1 {
             let middle = passes + (fails - passes) / 2;
             if self.accept(self.best.first(middle)) {
@@ -88,7 +88,7 @@ impl ShrinkSearch<'_> {
 
     /// Removes events in the same way.
     fn drop_events(&mut self) {
-        let events = self.best.events();
+        let events = self.best.parts.iter().map(|part| part.number).collect();
         self.drop_pieces(events, |trace, events| trace.without_events(events));
     }
 
@@ -228,16 +228,8 @@ impl EditableTrace {
         Trace { name: name.to_owned(), events, tables: rebuilder.tables }
     }
 
-    fn len(&self) -> usize {
-        self.parts.len()
-    }
-
     fn blocks(&self) -> Vec<u32> {
         self.parts.iter().filter_map(|part| requested(&part.event.op)).map(|(block, _)| block).collect()
-    }
-
-    fn events(&self) -> Vec<u32> {
-        self.parts.iter().map(|part| part.number).collect()
     }
 
     fn size_of(&self, block: u32) -> u64 {

@@ -96,8 +96,8 @@ impl StressTarget {
     /// The same target with a shorter time-out for plugin calls: shrinking a trace that hangs tries
     /// many that hang.
     #[must_use]
-    pub fn hurried(&self) -> StressTarget {
-        StressTarget { strategy: plugin::hurried(&self.strategy), ..self.clone() }
+    pub fn with_short_timeout(&self) -> StressTarget {
+        StressTarget { strategy: plugin::with_short_timeout(&self.strategy), ..self.clone() }
     }
 
     /// A target on the simulated device.

@@ -145,7 +145,7 @@ pub fn compare(case: &Case, simulated: &DeviceSpec, stop: &AtomicBool) -> Agreem
     let failed = |reason: &str| AgreementRecord::unmeasured(&case.label, &simulated_device, Finding::Failed, reason);
     // A panic is a bug in oomph, but it must fail only one case.
     catch_unwind(AssertUnwindSafe(|| {
-        let cast = cast(case, simulated).map_err(|error| error.to_string())?;
+        let setup = agreement_setup(case, simulated).map_err(|error| error.to_string())?;
         let options = ReplayOptions {
             pace: case.pace,
             without_work: case.without_work,
@@ -153,13 +153,14 @@ pub fn compare(case: &Case, simulated: &DeviceSpec, stop: &AtomicBool) -> Agreem
             stop: Some(stop),
             ..ReplayOptions::default()
         };
-        Ok(AgreementRecord::measure(&case.label, &simulated_device, &*case.source, cast, &options))
+        Ok(AgreementRecord::measure(&case.label, &simulated_device, &*case.source, setup, &options))
     }))
     .unwrap_or_else(|panic| Err(panic_reason(&*panic)))
     .unwrap_or_else(|reason| failed(&reason))
 }
 
-fn cast(case: &Case, simulated: &DeviceSpec) -> Result<AgreementSetup, ReplayError> {
+/// The device and the simulated one with the same limit, and three strategies for the three runs.
+fn agreement_setup(case: &Case, simulated: &DeviceSpec) -> Result<AgreementSetup, ReplayError> {
     let (device, simulated) = (case.device.open()?, simulated.open()?);
     let limit = case.label.limit;
     let build = |props: &DeviceProps| -> Built { case.strategy.build(&Setup { props, limit }) };

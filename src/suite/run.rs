@@ -161,7 +161,7 @@ impl Isolation {
     pub fn isolates(self, case: &Case) -> bool {
         match self {
             Isolation::Auto => {
-                !case.device.is_simulated() || plugin::is_meant(&case.strategy) || case.timeout.is_some()
+                !case.device.is_simulated() || plugin::is_plugin(&case.strategy) || case.timeout.is_some()
             }
             Isolation::Always => true,
             Isolation::Never => false,

@@ -218,7 +218,7 @@ impl WorkerProcess<'_> {
     /// Waits until the worker ends, or its time is up.
     fn wait(&self, case: &Case, worker: &mut RunningWorker) -> Result<ExitStatus, WorkerFailure> {
         let began = Instant::now();
-        let timeout = case.timeout.or_else(|| plugin::is_meant(&case.strategy).then_some(CaseTimeout::OF_PLUGINS));
+        let timeout = case.timeout.or_else(|| plugin::is_plugin(&case.strategy).then_some(CaseTimeout::OF_PLUGINS));
         let mut stop_sent = false;
         let mut pause = Duration::from_micros(100);
         loop {

@@ -117,7 +117,7 @@ const SECOND_PROCESS: &str = "in-this-process";
 /// Whether one of the strategies might end this process. On the simulated device plugins are served
 /// by other processes; on a real one they cannot be.
 fn needs_second_process(strategies: &[String], device: &str) -> Result<bool, CommandError> {
-    if !strategies.iter().any(|strategy| plugin::is_meant(&StrategySpec::from(strategy.as_str()))) {
+    if !strategies.iter().any(|strategy| plugin::is_plugin(&StrategySpec::from(strategy.as_str()))) {
         return Ok(false);
     }
     let device = DeviceOptions { device: device.to_owned(), limit: None }.spec()?;

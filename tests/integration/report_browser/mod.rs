@@ -326,7 +326,8 @@ fn large_page_opens() {
     fs::write(&place, &text).unwrap();
     let data = text.split("id=\"data\">").nth(1).unwrap().split("</script>").next().unwrap();
     let chart_data: Value = serde_json::from_str(data).unwrap();
-    let cases = || chart_data["timelines"].as_array().unwrap().iter().flat_map(|chart| chart["cases"].as_array().unwrap());
+    let cases =
+        || chart_data["timelines"].as_array().unwrap().iter().flat_map(|chart| chart["cases"].as_array().unwrap());
     assert_eq!(cases().count(), 40, "drawn in full");
     assert!(cases().all(|case| case["events"].as_array().unwrap().len() <= 1000));
     assert_eq!(text.matches("<svg class=\"spark\"").count(), 500);

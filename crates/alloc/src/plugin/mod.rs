@@ -93,7 +93,7 @@ const SHORT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Whether a strategy is a plugin.
 #[must_use]
-pub fn is_meant(spec: &StrategySpec) -> bool {
+pub fn is_plugin(spec: &StrategySpec) -> bool {
     spec.name == ENTRY.name
 }
 
@@ -108,7 +108,7 @@ pub fn is_meant(spec: &StrategySpec) -> bool {
 /// ```
 #[must_use]
 pub fn cap(spec: &StrategySpec, limit: Option<u64>) -> Option<u64> {
-    limit.filter(|_| !is_meant(spec))
+    limit.filter(|_| !is_plugin(spec))
 }
 
 /// Builds a strategy: a plugin, or one of the registry.
@@ -123,14 +123,14 @@ pub fn cap(spec: &StrategySpec, limit: Option<u64>) -> Option<u64> {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn build(spec: &StrategySpec, setup: &Setup<'_>) -> Built {
-    if is_meant(spec) { load(&spec.parameters, setup) } else { spec.build(setup) }
+    if is_plugin(spec) { load(&spec.parameters, setup) } else { spec.build(setup) }
 }
 
 /// Like [`build`], with a plugin in another process where [`host_with`] has named one: a crash is
 /// then the error of a call. For devices whose addresses and streams are plain numbers.
 pub fn build_apart(spec: &StrategySpec, setup: &Setup<'_>) -> Built {
     #[cfg(unix)]
-    if let (true, Some(program)) = (is_meant(spec), process::host_program()) {
+    if let (true, Some(program)) = (is_plugin(spec), process::host_program()) {
         let options = PluginOptions::parse(&spec.parameters)?;
         let symbols = AllocatorSymbols::find(&options).map_err(refuse)?;
         let plugin = process::PluginProcess::start(program, &spec.parameters, &options).map_err(refuse)?;
@@ -141,9 +141,9 @@ pub fn build_apart(spec: &StrategySpec, setup: &Setup<'_>) -> Built {
 
 /// The same strategy; a plugin gets a short time-out.
 #[must_use]
-pub fn hurried(spec: &StrategySpec) -> StrategySpec {
+pub fn with_short_timeout(spec: &StrategySpec) -> StrategySpec {
     match PluginOptions::parse(&spec.parameters) {
-        Ok(options) if is_meant(spec) && options.timeout > SHORT_TIMEOUT => {
+        Ok(options) if is_plugin(spec) && options.timeout > SHORT_TIMEOUT => {
             let parameters = format!("{},timeout:{}", spec.parameters, humantime::format_duration(SHORT_TIMEOUT));
             StrategySpec { parameters, ..spec.clone() }
         }
@@ -154,7 +154,7 @@ pub fn hurried(spec: &StrategySpec) -> StrategySpec {
 /// [`StrategySpec::check`] for plugins too: the file must be there and have the symbols. None of
 /// its code runs.
 pub fn check(spec: &StrategySpec) -> Result<(), SpecError> {
-    if !is_meant(spec) {
+    if !is_plugin(spec) {
         return spec.check();
     }
     let options = PluginOptions::parse(&spec.parameters)?;
