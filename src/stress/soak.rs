@@ -77,7 +77,7 @@ impl EnduranceTest {
             Ok(())
         });
         let broken = player.damaged.first().map(ToString::to_string);
-        let broken = broken.or_else(|| player.strategy.violations().first().map(ToString::to_string));
+        let broken = broken.or_else(|| player.strategy.violations().first().map(|violation| violation.detail.clone()));
         let broken = broken.or_else(|| broken_otherwise(&player, &played).map(|(_, detail)| detail));
         // A soak is too long for a trace; the seed repeats it on the simulated device.
         let failure = |detail| StressFailure {

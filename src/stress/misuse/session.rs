@@ -6,7 +6,7 @@ use crate::{
     device::{Device, DeviceError},
     strategy::{
         Attempt, Block, Caller, Context, Control, Freed, Refusal, Request, Silent, Strategy, StrategyError,
-        wrap::{AddressedStrategy, CheckedStrategy, ContractRule},
+        wrap::{AddressedStrategy, CheckedStrategy, rules},
     },
 };
 
@@ -120,20 +120,20 @@ impl MisuseSession {
 
     /// An invalid free. If it is accepted, a live block is gone.
     pub(super) fn wrongly_free(&mut self, block: Block, caller: Caller) {
-        if self.commit(ContractRule::Handle, |session| session.free_block(block, caller)).is_some() {
+        if self.commit(rules::HANDLE, |session| session.free_block(block, caller)).is_some() {
             self.forget(&block);
         }
     }
 
     /// An invalid use.
     pub(super) fn wrongly_use(&mut self, block: &Block, stream: StreamId) {
-        self.commit(ContractRule::Handle, |session| session.note_use(block, stream));
+        self.commit(rules::HANDLE, |session| session.note_use(block, stream));
     }
 
     /// A request that cannot be served. Memory that the device does not have must not be handed
     /// out.
     pub(super) fn wrongly_request(&mut self, bytes: u64, stream: StreamId) {
-        let accepted = if bytes == 0 { ContractRule::Size } else { ContractRule::Handle };
+        let accepted = if bytes == 0 { rules::SIZE } else { rules::HANDLE };
         match self.commit(accepted, |session| session.request(bytes, stream)) {
             Some(Attempt::Served(block, _)) => {
                 self.live.push((block, stream));
@@ -152,13 +152,13 @@ impl MisuseSession {
 
     /// An invalid command.
     pub(super) fn wrongly_control(&mut self, command: &Control<'_>) {
-        self.commit(ContractRule::Handle, |session| session.call(|strategy, cx| strategy.control(cx, command)));
+        self.commit(rules::HANDLE, |session| session.call(|strategy, cx| strategy.control(cx, command)));
     }
 
     /// Makes findings of all violations since the last call.
     pub(super) fn collect_violations(&mut self) {
         let violations = self.strategy.inner().violations();
-        self.findings.extend(violations[self.judged..].iter().map(ToString::to_string));
+        self.findings.extend(violations[self.judged..].iter().map(|violation| violation.detail.clone()));
         self.judged = violations.len();
     }
 
@@ -175,15 +175,15 @@ impl MisuseSession {
     /// not count; all others do.
     fn commit<R>(
         &mut self,
-        accepted: ContractRule,
+        accepted: &'static str,
         misuse: impl FnOnce(&mut MisuseSession) -> Result<R, StrategyError>,
     ) -> Option<R> {
         self.collect_violations();
         let answer = misuse(self);
         self.strategy.inner_mut().audit();
         let violations = self.strategy.inner().violations();
-        let new = violations[self.judged..].iter().filter(|violation| violation.rule != accepted);
-        self.findings.extend(new.map(ToString::to_string));
+        let new = violations[self.judged..].iter().filter(|violation| violation.check != accepted);
+        self.findings.extend(new.map(|violation| violation.detail.clone()));
         self.judged = violations.len();
         answer.map_err(|error| self.refusals.push(error.to_string())).ok()
     }

@@ -278,7 +278,7 @@ impl Strategy for AsyncPool {
     }
 
     fn used_on(&mut self, _: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
-        self.blocks.note_use(block, stream)
+        self.blocks.note_use(block, stream, false)
     }
 
     fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError> {

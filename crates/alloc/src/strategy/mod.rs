@@ -18,6 +18,7 @@ pub mod deferred;
 pub mod direct;
 #[cfg(any(test, feature = "testing"))]
 pub mod flawed;
+mod leftovers;
 pub mod null;
 mod oomph;
 pub(crate) mod parameters;

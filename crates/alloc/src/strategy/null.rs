@@ -9,8 +9,8 @@
 //! not wait.
 
 use super::{
-    ALIGNMENT, Attempt, Block, Built, Caller, Context, Freed, Layout, Outcome, Refusal, Request, Setup, Shortage,
-    Stats, Strategy, StrategyEntry, StrategyError, parameters, plain_state, slots::Slots,
+    ALIGNMENT, Attempt, Block, Built, Caller, Context, Freed, Layout, Outcome, Request, Setup, Shortage, Stats,
+    Strategy, StrategyEntry, StrategyError, parameters, plain_state, slots::Slots,
 };
 use crate::device::Capabilities;
 use oomph_base::{Address, StreamId, round_up};
@@ -55,9 +55,7 @@ impl Strategy for Null {
         }
         // Rounding saturates only at the top of the address space, where the sum overflows.
         let Some(next_address) = self.next_address.checked_add(round_up(request.bytes, ALIGNMENT)) else {
-            let (rounded, asked) = (request.bytes, request.bytes);
-            let shortage = Shortage { rounded, asked, refused_by: Refusal::Size, device_free: None };
-            return Ok(Attempt::OutOfMemory(shortage));
+            return Ok(Attempt::OutOfMemory(Shortage::of_size(request.bytes)));
         };
         let block = self.blocks.insert(Address(self.next_address), request.bytes, ());
         self.next_address = next_address;

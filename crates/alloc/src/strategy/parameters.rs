@@ -118,6 +118,16 @@ pub(crate) fn read<'a>(
         .map_err(|reason| entry.refused(reason))
 }
 
+/// Passes the default of every parameter to `apply`, then every `key:value` of `text`.
+pub(crate) fn read_with_defaults(
+    entry: &StrategyEntry,
+    text: &str,
+    apply: impl FnMut(Setting<'_>) -> Result<(), String>,
+) -> Result<(), SpecError> {
+    let defaults = entry.parameters.iter().map(|parameter| format!("{}:{},", parameter.name, parameter.default));
+    read(entry, &(defaults.collect::<String>() + text), apply)
+}
+
 /// Reads the value of the only parameter, an amount of memory, if it is given.
 pub(crate) fn read_amount(entry: &StrategyEntry, text: &str, default: u64) -> Result<u64, SpecError> {
     let mut amount = default;

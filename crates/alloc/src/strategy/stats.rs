@@ -15,6 +15,19 @@ pub struct Usage {
     pub reserved: u64,
 }
 
+impl Usage {
+    /// Combines each value with that of another.
+    #[must_use]
+    pub(super) fn with(&self, other: &Usage, combine: impl Fn(u64, u64) -> u64) -> Usage {
+        Usage {
+            requested: combine(self.requested, other.requested),
+            allocated: combine(self.allocated, other.allocated),
+            active: combine(self.active, other.active),
+            reserved: combine(self.reserved, other.reserved),
+        }
+    }
+}
+
 /// The counters of a strategy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stats {

@@ -2,13 +2,15 @@
 
 use super::{
     Caching, NewBlock, RoundedRequest,
-    blocks::{BlockRecord, BlockTable, NONE, SlotState},
     free_index::{FreeBlock, FreeIndex},
     pools::{DEFAULT_POOL, PoolArena},
     statistics::CachingStatistics,
 };
 use crate::strategy::{
-    Attempt, Block, Context, Outcome, Refusal, Shortage, StrategyError, StrategyEvent, deferred::Patience,
+    Attempt, Block, Context, Outcome, Refusal, Shortage, StrategyError, StrategyEvent,
+    deferred::Patience,
+    pooled::{MemoryPiece, NONE, PieceState, PieceTable},
+    unless_out_of_memory,
 };
 use oomph_base::{Address, StreamId};
 use oomph_pytorch::{AllocatorSettings, MIN_BLOCK_SIZE, SMALL_SIZE};
@@ -59,7 +61,7 @@ impl Caching {
         }
         if grown.is_err() && !self.pools.is_capturing() {
             self.release_cached(cx)?;
-            self.statistics.retries += 1;
+            self.statistics.kept.retries += 1;
             cx.sink.event(StrategyEvent::Retry { rounded });
             outcome = Outcome::ReleaseAndRetry;
             grown = self.grow(cx, arena, rounded, asked)?;
@@ -74,9 +76,8 @@ impl Caching {
             }
             Err(refused_by) => {
                 let device_free = Some(cx.device.memory_info()?.free);
-                cx.sink.event(StrategyEvent::OutOfMemory { rounded, stream, device_free });
-                self.statistics.ooms += 1;
-                Ok(Attempt::OutOfMemory(Shortage { rounded, asked, refused_by, device_free }))
+                let shortage = Shortage { rounded, asked, refused_by, device_free };
+                Ok(cx.out_of_memory(&mut self.statistics.kept, stream, shortage))
             }
         }
     }
@@ -90,11 +91,7 @@ impl Caching {
         if self.settings.expandable_segments {
             return self.grow_expandable(cx, arena, rounded);
         }
-        let address = match cx.device.alloc(asked) {
-            Ok(address) => address,
-            Err(error) if error.is_out_of_memory() => return Ok(Err(Refusal::Device)),
-            Err(error) => return Err(error.into()),
-        };
+        let Some(address) = unless_out_of_memory(cx.device.alloc(asked))? else { return Ok(Err(Refusal::Device)) };
         Ok(Ok(self.record_segment(cx, arena, address, asked)))
     }
 
@@ -107,8 +104,9 @@ impl Caching {
             self.statistics.oversize_segments.raise();
         }
         self.pools.pools[owner.pool() as usize].segments += 1;
-        cx.sink.event(StrategyEvent::SegmentAlloc { address, bytes, stream: owner.stream });
-        self.blocks.insert(BlockRecord::lone(address.0, bytes, arena, NONE, SlotState::Free))
+        let stream = owner.stream;
+        cx.sink.event(StrategyEvent::SegmentAlloc { address, bytes, stream });
+        self.blocks.insert(MemoryPiece { region: arena, note: NONE, ..MemoryPiece::new(address.0, bytes, stream) })
     }
 
     /// A cached block of a private pool that was created with `use_on_oom`
@@ -128,8 +126,8 @@ impl Caching {
     pub(super) fn free_block(&mut self, slot: u32) -> bool {
         let block = &self.blocks[slot];
         let (size, tracked) = (block.size, !block.is_expandable());
-        let owner = &mut self.pools.arenas[block.arena as usize];
-        let merged = self.blocks.merge(slot, SlotState::Free, owner.clock, |gone| owner.free.remove(gone));
+        let owner = &mut self.pools.arenas[block.arena()];
+        let merged = self.blocks.merge(slot, PieceState::Free, owner.clock, |gone| owner.free.remove(gone));
         owner.free.insert(merged.entry);
         let large = owner.is_large();
         if tracked {
@@ -150,14 +148,13 @@ impl Caching {
     #[cold]
     pub(super) fn free_later(&mut self, cx: &mut Context<'_>, slot: u32) -> Result<(), StrategyError> {
         let block = &self.blocks[slot];
-        let (size, large) = (block.size, self.pools.arenas[block.arena as usize].is_large());
+        let (size, large) = (block.size, self.pools.arenas[block.arena()].is_large());
         if self.pools.is_capturing() {
             self.postponed.push_back(slot);
+            self.blocks[slot].state = PieceState::Pending;
         } else {
-            self.deferred.hold(cx.device, slot, self.uses.streams(block.uses))?;
-            self.forget_uses(slot);
+            self.blocks.free_later(cx.device, slot)?;
         }
-        self.blocks[slot].state = SlotState::Pending;
         self.statistics.on_free_later(large, size);
         self.count_oversize_freed(size);
         Ok(())
@@ -186,12 +183,10 @@ impl Caching {
     }
 
     fn complete_frees(&mut self, cx: &mut Context<'_>, patience: Patience) -> Result<(), StrategyError> {
-        let mut released = std::mem::take(&mut self.released);
-        let result = self.deferred.release(cx.device, patience, &mut released);
-        for slot in released.drain(..) {
+        let (completed, result) = self.blocks.completed(cx.device, patience);
+        for slot in completed {
             self.complete_free(cx, slot);
         }
-        self.released = released;
         Ok(result?)
     }
 
@@ -199,14 +194,11 @@ impl Caching {
     /// it.
     fn send_postponed(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         while let Some(&slot) = self.postponed.front() {
-            let uses = self.blocks[slot].uses;
-            self.uses.end_capture(uses);
-            let streams = self.uses.streams(uses);
-            let waits = !streams.is_empty();
+            let waits = self.blocks.end_capture(slot);
             if waits {
-                self.deferred.hold(cx.device, slot, streams)?;
+                self.blocks.free_later(cx.device, slot)?;
             }
-            self.forget_uses(slot);
+            self.blocks.forget_uses(slot);
             self.postponed.pop_front();
             if !waits {
                 self.complete_free(cx, slot);
@@ -216,12 +208,8 @@ impl Caching {
     }
 
     fn complete_free(&mut self, cx: &mut Context<'_>, slot: u32) {
-        let block = &self.blocks[slot];
-        cx.sink.event(StrategyEvent::FreeCompleted {
-            address: Address(block.address),
-            requested: block.requested,
-            stream: self.pools.arenas[block.arena as usize].stream,
-        });
+        let MemoryPiece { address, requested, stream, .. } = self.blocks[slot];
+        cx.sink.event(StrategyEvent::FreeCompleted { address: Address(address), requested, stream });
         self.free_pending(slot);
     }
 
@@ -235,7 +223,7 @@ impl Caching {
     /// Whether a freed block waits for streams or for the end of a capture.
     #[inline]
     pub(super) fn has_waiting_frees(&self) -> bool {
-        !(self.deferred.is_empty() && self.postponed.is_empty())
+        self.blocks.has_deferred() || !self.postponed.is_empty()
     }
 }
 
@@ -244,7 +232,7 @@ impl Caching {
 #[inline(always)]
 fn best_fit(
     owner: &PoolArena,
-    blocks: &BlockTable,
+    blocks: &PieceTable,
     settings: &AllocatorSettings,
     request: &RoundedRequest,
 ) -> Option<FreeBlock> {
@@ -273,7 +261,7 @@ fn best_fit(
 /// that size shrinks. While they are off, it goes on to the first ordinary block.
 #[inline(never)]
 fn prefer_short_extension(
-    blocks: &BlockTable,
+    blocks: &PieceTable,
     free: &FreeIndex,
     mut found: FreeBlock,
     expandable: bool,
@@ -304,7 +292,7 @@ fn hand_out(
     found: FreeBlock,
     request: &RoundedRequest,
     owner: &mut PoolArena,
-    blocks: &mut BlockTable,
+    blocks: &mut PieceTable,
     statistics: &mut CachingStatistics,
     settings: &AllocatorSettings,
 ) -> (Block, bool) {
@@ -326,7 +314,7 @@ fn hand_out(
     } else {
         (found.slot, found.size, block)
     };
-    block.state = SlotState::Allocated;
+    block.state = PieceState::Allocated;
     block.requested = request.requested;
     block.generation = block.generation.wrapping_add(1);
     let handle = Block { address: Address(found.address), size, slot, generation: block.generation };

@@ -1,73 +1,24 @@
-//! The blocks of all segments in one table. Neighbours are linked by 32-bit slots; a record fills
-//! one cache line.
+//! Blocks as PyTorch splits and merges them, in the table that all strategies share.
 //!
 //! A slot keeps its identity through splits and merges as a PyTorch `Block` object does, because
 //! the requested size that a snapshot shows for a free block is the last one of the object that
-//! survived.
-
-use std::ops::{Index, IndexMut};
+//! survived. The `region` of a block is its arena (pool, side and stream), its `note` its expandable
+//! segment or [`NONE`], the first of its `links` the time when it was last added to the free ones.
 
 use super::free_index::FreeBlock;
+use crate::strategy::pooled::{MemoryPiece, NONE, PieceState, PieceTable};
 
-/// No slot, no range, no stream uses.
-pub(super) const NONE: u32 = u32::MAX;
+impl MemoryPiece {
+    /// Another block of the same arena and segment, without neighbours.
+    pub(super) fn sibling(&self, address: u64, size: u64, state: PieceState) -> MemoryPiece {
+        let MemoryPiece { region, note, stream, .. } = *self;
+        MemoryPiece { region, note, state, ..MemoryPiece::new(address, size, stream) }
+    }
 
-/// What a slot of the block table holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SlotState {
-    /// Nothing: the slot can be reused.
-    Vacant,
-    /// Addresses of an expandable segment without memory behind them.
-    Unmapped,
-    /// Memory that can be handed out.
-    Free,
-    /// Held by a caller.
-    Allocated,
-    /// Freed, and waiting for streams.
-    Pending,
-}
-
-/// One block, or one unmapped range of addresses. Aligned, because a plain vector would lay every
-/// record across two cache lines.
-#[derive(Clone, Debug)]
-#[repr(align(64))]
-pub(super) struct BlockRecord {
-    pub(super) address: u64,
-    pub(super) size: u64,
-    /// The size of the request that it serves, or served last.
-    pub(super) requested: u64,
-    /// The clock of its arena when the block was last added to the free ones (`gc_count_base`).
-    pub(super) freed_at: u64,
-    /// Neighbours in the segment, by address.
-    pub(super) previous: u32,
-    /// In a vacant slot: the next vacant one.
-    pub(super) next: u32,
-    /// The arena (pool, side and stream) it belongs to.
-    pub(super) arena: u32,
-    /// Its expandable segment, or [`NONE`].
-    pub(super) range: u32,
-    /// Its entry among the stream uses, or [`NONE`].
-    pub(super) uses: u32,
-    pub(super) generation: u32,
-    pub(super) state: SlotState,
-}
-
-impl BlockRecord {
-    /// A record without neighbours.
-    pub(super) fn lone(address: u64, size: u64, arena: u32, range: u32, state: SlotState) -> BlockRecord {
-        BlockRecord {
-            address,
-            size,
-            requested: 0,
-            freed_at: 0,
-            previous: NONE,
-            next: NONE,
-            arena,
-            range,
-            uses: NONE,
-            generation: 0,
-            state,
-        }
+    /// The arena that it belongs to.
+    #[inline]
+    pub(super) fn arena(&self) -> usize {
+        self.region as usize
     }
 
     /// Whether other blocks share its segment.
@@ -79,7 +30,7 @@ impl BlockRecord {
 
     #[inline]
     pub(super) fn is_expandable(&self) -> bool {
-        self.range != NONE
+        self.note != NONE
     }
 
     /// Its key among the free blocks of its arena.
@@ -88,15 +39,15 @@ impl BlockRecord {
         FreeBlock { size: self.size, address: self.address, slot }
     }
 
-    pub(super) fn end(&self) -> u64 {
-        self.address + self.size
+    /// Notes when the block was added to the free ones (`gc_count_base`).
+    #[inline]
+    pub(super) fn set_freed_at(&mut self, clock: u32) {
+        self.links[0] = clock;
     }
 
-    /// Becomes the first of the vacant slots.
-    #[inline]
-    fn vacate(&mut self, vacant: &mut u32, slot: u32) {
-        self.state = SlotState::Vacant;
-        self.next = std::mem::replace(vacant, slot);
+    /// How many searches of its side it has been free for.
+    pub(super) fn age(&self, clock: u32) -> u64 {
+        u64::from(clock.wrapping_sub(self.links[0]))
     }
 }
 
@@ -110,46 +61,11 @@ pub(super) struct MergedBlock {
     pub(super) is_split: bool,
 }
 
-/// The blocks of all segments.
-#[derive(Clone, Debug)]
-pub(super) struct BlockTable {
-    records: Vec<BlockRecord>,
-    /// The vacant slot to use next, or [`NONE`]; vacant slots form a list.
-    vacant: u32,
-}
-
-impl Default for BlockTable {
-    fn default() -> Self {
-        BlockTable { records: Vec::new(), vacant: NONE }
-    }
-}
-
-impl Index<u32> for BlockTable {
-    type Output = BlockRecord;
-    #[inline]
-    fn index(&self, slot: u32) -> &BlockRecord {
-        &self.records[slot as usize]
-    }
-}
-
-impl IndexMut<u32> for BlockTable {
-    #[inline]
-    fn index_mut(&mut self, slot: u32) -> &mut BlockRecord {
-        &mut self.records[slot as usize]
-    }
-}
-
-impl BlockTable {
-    /// The record in a slot, if there is such a slot.
-    #[inline]
-    pub(super) fn get(&self, slot: u32) -> Option<&BlockRecord> {
-        self.records.get(slot as usize)
-    }
-
+impl PieceTable {
     /// By how many unmapped bytes behind it a block could be extended.
     #[inline]
-    pub(super) fn extension(&self, block: &BlockRecord) -> u64 {
-        let next = self.get(block.next).filter(|next| next.state == SlotState::Unmapped);
+    pub(super) fn extension(&self, block: &MemoryPiece) -> u64 {
+        let next = self.get(block.next).filter(|next| next.state == PieceState::Unmapped);
         next.map_or(0, |next| next.size)
     }
 
@@ -159,73 +75,38 @@ impl BlockTable {
         self[slot].is_expandable() && self.extension(&self[slot]) > 0
     }
 
-    /// Every slot in use, in slot order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &BlockRecord)> {
-        (0u32..).zip(&self.records).filter(|(_, record)| record.state != SlotState::Vacant)
-    }
-
-    /// Gives a record a slot. Generations count on over all blocks of a slot.
-    pub(super) fn insert(&mut self, mut record: BlockRecord) -> u32 {
-        let slot = self.take_vacant();
-        record.generation = self[slot].generation;
-        self[slot] = record;
-        slot
-    }
-
-    /// Takes a vacant slot; the record of the previous block is still in it.
-    fn take_vacant(&mut self) -> u32 {
-        if self.vacant == NONE {
-            self.add_vacant();
-        }
-        let slot = self.vacant;
-        self.vacant = self[slot].next;
-        slot
-    }
-
-    #[cold]
-    fn add_vacant(&mut self) {
-        self.vacant = self.records.len() as u32;
-        self.records.push(BlockRecord::lone(0, 0, NONE, NONE, SlotState::Vacant));
-    }
-
-    /// Vacates a slot; its neighbours must no longer point to it.
-    pub(super) fn remove(&mut self, slot: u32) {
-        self.records[slot as usize].vacate(&mut self.vacant, slot);
-    }
-
     /// Cuts the first `bytes` off a block; they become a block of their own, which is returned with
     /// its slot. The rest is free since `now`. Written field by field: copying a record that was
     /// just assembled would stall on its stores.
     #[inline(always)]
-    pub(super) fn cut_front(&mut self, slot: u32, bytes: u64, now: u64) -> (u32, &mut BlockRecord) {
-        if self.vacant == NONE {
-            self.add_vacant();
-        }
-        let front = self.vacant;
-        let records = self.records.as_mut_slice();
+    pub(super) fn cut_front(&mut self, slot: u32, bytes: u64, now: u32) -> (u32, &mut MemoryPiece) {
+        let front = self.take_slot();
+        let records = self.pieces.as_mut_slice();
         let rest = &mut records[slot as usize];
-        let (address, arena, range, previous) = (rest.address, rest.arena, rest.range, rest.previous);
+        let (address, previous) = (rest.address, rest.previous);
+        let (region, note, stream) = (rest.region, rest.note, rest.stream);
         rest.address += bytes;
         rest.size -= bytes;
         rest.previous = front;
-        rest.freed_at = now;
-        rest.state = SlotState::Free;
+        rest.set_freed_at(now);
+        rest.state = PieceState::Free;
         if let Some(previous) = records.get_mut(previous as usize) {
             previous.next = front;
         }
         let block = &mut records[front as usize];
-        self.vacant = std::mem::replace(&mut block.next, slot);
         block.address = address;
         block.size = bytes;
         block.previous = previous;
-        block.arena = arena;
-        block.range = range;
+        block.next = slot;
+        block.region = region;
+        block.note = note;
         block.uses = NONE;
+        block.stream = stream;
         (front, block)
     }
 
     /// Puts `record` in front of `slot`, in the same segment.
-    pub(super) fn insert_before(&mut self, slot: u32, mut record: BlockRecord) -> u32 {
+    pub(super) fn insert_before(&mut self, slot: u32, mut record: MemoryPiece) -> u32 {
         let previous = self[slot].previous;
         record.previous = previous;
         record.next = slot;
@@ -238,7 +119,7 @@ impl BlockTable {
     }
 
     /// Puts `record` behind `slot`, in the same segment.
-    pub(super) fn insert_after(&mut self, slot: u32, mut record: BlockRecord) -> u32 {
+    pub(super) fn insert_after(&mut self, slot: u32, mut record: MemoryPiece) -> u32 {
         let next = self[slot].next;
         record.previous = slot;
         record.next = next;
@@ -257,11 +138,11 @@ impl BlockTable {
     pub(super) fn merge(
         &mut self,
         slot: u32,
-        kind: SlotState,
-        now: u64,
+        kind: PieceState,
+        now: u32,
         mut take_out: impl FnMut(FreeBlock),
     ) -> MergedBlock {
-        let records = self.records.as_mut_slice();
+        let records = self.pieces.as_mut_slice();
         let block = &records[slot as usize];
         let (mut address, mut size, mut previous, mut next) = (block.address, block.size, block.previous, block.next);
         let mut neighbours = 0;
@@ -297,7 +178,7 @@ impl BlockTable {
         block.size = size;
         block.previous = previous;
         block.next = next;
-        block.freed_at = now;
+        block.set_freed_at(now);
         block.state = kind;
         MergedBlock { entry: FreeBlock { size, address, slot }, neighbours, is_split: block.is_split() }
     }
@@ -306,32 +187,29 @@ impl BlockTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn record_fills_one_cache_line() {
-        assert_eq!((size_of::<BlockRecord>(), align_of::<BlockRecord>()), (64, 64));
-    }
+    use oomph_base::StreamId;
 
     #[test]
     fn neighbours_split_and_merge() {
-        let mut blocks = BlockTable::default();
-        let high = blocks.insert(BlockRecord::lone(1024, 4096, 0, NONE, SlotState::Free));
-        let low = blocks.insert_before(high, BlockRecord::lone(0, 1024, 0, NONE, SlotState::Allocated));
-        let tail = blocks.insert_after(high, BlockRecord::lone(5120, 512, 0, NONE, SlotState::Free));
+        let mut blocks = PieceTable::default();
+        let whole = MemoryPiece::new(1024, 4096, StreamId::DEFAULT);
+        let high = blocks.insert(whole);
+        let low = blocks.insert_before(high, whole.sibling(0, 1024, PieceState::Allocated));
+        let tail = blocks.insert_after(high, whole.sibling(5120, 512, PieceState::Free));
         assert_eq!((blocks[low].next, blocks[high].previous, blocks[high].next), (high, low, tail));
         let (front, _) = blocks.cut_front(high, 512, 7);
         assert_eq!((blocks[low].next, blocks[front].next, blocks[high].previous), (front, high, front));
         assert_eq!((blocks[front].address, blocks[high].address, blocks[high].size), (1024, 1536, 3584));
-        assert_eq!((blocks[high].state, blocks[high].freed_at), (SlotState::Free, 7));
-        blocks[front].state = SlotState::Free;
+        assert_eq!((blocks[high].state, blocks[high].links[0]), (PieceState::Free, 7));
+        blocks[front].state = PieceState::Free;
         let mut gone = Vec::new();
-        let merged = blocks.merge(front, SlotState::Free, 8, |entry| gone.push(entry.slot));
+        let merged = blocks.merge(front, PieceState::Free, 8, |entry| gone.push(entry.slot));
         assert_eq!((merged.neighbours, merged.is_split, merged.entry.size, &gone[..]), (1, true, 4096, &[high][..]));
-        blocks[low].state = SlotState::Free;
-        let merged = blocks.merge(front, SlotState::Free, 9, |entry| gone.push(entry.slot));
+        blocks[low].state = PieceState::Free;
+        let merged = blocks.merge(front, PieceState::Free, 9, |entry| gone.push(entry.slot));
         assert_eq!((merged.neighbours, merged.is_split, merged.entry.size), (2, false, 5632));
         assert_eq!(gone, [high, low, tail]);
-        assert_eq!((blocks[front].address, blocks[front].size, blocks[front].freed_at), (0, 5632, 9));
+        assert_eq!((blocks[front].address, blocks[front].size, blocks[front].links[0]), (0, 5632, 9));
         assert_eq!(blocks.iter().count(), 1);
     }
 }

@@ -5,13 +5,14 @@
 
 use std::collections::BTreeMap;
 
-use super::{
-    Caching, NewBlock,
-    blocks::{BlockRecord, NONE, SlotState},
-    free_index::FreeBlock,
+use super::{Caching, NewBlock, free_index::FreeBlock};
+use crate::device::{Device, DeviceError, PhysicalId};
+use crate::strategy::{
+    Context, Refusal, StrategyError, StrategyEvent,
+    leftovers::{Leftover, MappingLeftovers},
+    pooled::{MemoryPiece, NONE, PieceState},
+    unless_out_of_memory,
 };
-use crate::device::{DeviceError, PhysicalId, VirtualMemory};
-use crate::strategy::{Context, Refusal, StrategyError, StrategyEvent};
 use oomph_base::{Address, StreamId, round_up};
 use oomph_pytorch::SMALL_BUFFER;
 
@@ -45,24 +46,7 @@ impl ExpandableRange {
 #[derive(Clone, Debug, Default)]
 pub(super) struct RangeTable {
     ranges: Vec<Option<ExpandableRange>>,
-    stranded: Vec<StrandedMemory>,
-}
-
-/// Physical memory that belongs to no range, because the call that should have released it failed.
-#[derive(Clone, Copy, Debug)]
-struct StrandedMemory {
-    physical: PhysicalId,
-    mapped_at: Option<(Address, u64)>,
-}
-
-impl StrandedMemory {
-    /// Tries to release it; returns the remaining part.
-    fn release(self, memory: &mut dyn VirtualMemory) -> Result<(), (StrandedMemory, DeviceError)> {
-        if let Some((address, bytes)) = self.mapped_at {
-            memory.unmap(address, bytes).map_err(|error| (self, error))?;
-        }
-        memory.release(self.physical).map_err(|error| (StrandedMemory { mapped_at: None, ..self }, error))
-    }
+    leftovers: MappingLeftovers,
 }
 
 impl RangeTable {
@@ -83,58 +67,21 @@ impl RangeTable {
         }
     }
 
-    /// Releases what an earlier failure left behind.
-    fn release_stranded(&mut self, memory: &mut dyn VirtualMemory) -> Result<(), DeviceError> {
-        while let Some(piece) = self.stranded.pop() {
-            if let Err((rest, error)) = piece.release(memory) {
-                self.stranded.push(rest);
-                return Err(error);
-            }
-        }
-        Ok(())
-    }
-
     /// Maps physical memory into the granules `first..end` (`ExpandableSegment::map`). Returns
     /// `false` if the device has no more.
-    fn map(
-        &mut self,
-        memory: &mut dyn VirtualMemory,
-        number: u32,
-        first: usize,
-        end: usize,
-    ) -> Result<bool, DeviceError> {
-        self.release_stranded(memory)?;
+    fn map(&mut self, device: &mut dyn Device, number: u32, first: usize, end: usize) -> Result<bool, DeviceError> {
+        self.leftovers.clear(device)?;
         let Some(Some(range)) = self.ranges.get_mut(number as usize) else { return Ok(false) };
-        let mut pieces: Vec<StrandedMemory> = Vec::with_capacity(end - first);
-        let backed = (first..end)
-            .try_for_each(|_| {
-                pieces.push(StrandedMemory { physical: memory.create(range.granule)?, mapped_at: None });
-                Ok(())
-            })
-            .map_err(|error: DeviceError| (error.is_out_of_memory(), error))
-            .and_then(|()| {
-                let mapped = pieces.iter_mut().zip(first..end).try_for_each(|(piece, granule)| {
-                    let address = range.address(granule);
-                    memory.map(address, range.granule, piece.physical)?;
-                    piece.mapped_at = Some((address, range.granule));
-                    Ok(())
-                });
-                let bytes = (end - first) as u64 * range.granule;
-                mapped.and_then(|()| memory.set_access(range.address(first), bytes)).map_err(|error| (false, error))
-            });
-        if let Err((exhausted, error)) = backed {
-            for piece in pieces {
-                if let Err((rest, _)) = piece.release(memory) {
-                    self.stranded.push(rest);
-                }
-            }
-            return if exhausted { Ok(false) } else { Err(error) };
-        }
+        let created = self.leftovers.create(device, (end - first) as u64, range.granule);
+        let Some(chunks) = unless_out_of_memory(created)? else { return Ok(false) };
+        let sized = chunks.iter().map(|&physical| (physical, range.granule));
+        let beneath = chunks.iter().rev().map(|&physical| Leftover::Physical(physical));
+        self.leftovers.map(device, range.address(first), sized, beneath)?;
         if range.physical.len() < end {
             range.physical.resize(end, None);
         }
-        for (piece, granule) in pieces.into_iter().zip(first..end) {
-            range.physical[granule] = Some(piece.physical);
+        for (physical, granule) in chunks.into_iter().zip(first..end) {
+            range.physical[granule] = Some(physical);
         }
         Ok(true)
     }
@@ -143,7 +90,7 @@ impl RangeTable {
     /// unmapped part, and the error that stopped it.
     fn unmap(
         &mut self,
-        memory: &mut dyn VirtualMemory,
+        device: &mut dyn Device,
         number: u32,
         first: usize,
         end: usize,
@@ -151,21 +98,18 @@ impl RangeTable {
         let Some(Some(range)) = self.ranges.get_mut(number as usize) else { return (first, Ok(())) };
         for granule in first..end {
             let Some(physical) = range.physical[granule] else { continue };
-            if let Err(error) = memory.unmap(range.address(granule), range.granule) {
+            let (address, bytes) = (range.address(granule), range.granule);
+            if let Err(error) = device.virtual_memory().and_then(|memory| memory.unmap(address, bytes)) {
                 return (granule, Err(error));
             }
             range.physical[granule] = None;
-            if let Err(error) = memory.release(physical) {
-                self.stranded.push(StrandedMemory { physical, mapped_at: None });
+            self.leftovers.push(Leftover::Physical(physical));
+            if let Err(error) = self.leftovers.clear(device) {
                 return (granule + 1, Err(error));
             }
         }
         (end, Ok(()))
     }
-}
-
-fn virtual_memory<'a>(cx: &'a mut Context<'_>) -> Result<&'a mut dyn VirtualMemory, DeviceError> {
-    cx.device.virtual_memory()
 }
 
 impl Caching {
@@ -181,7 +125,7 @@ impl Caching {
             Some(slot) => slot,
             None => self.reserve_range(cx, arena)?,
         };
-        if self.blocks[slot].state == SlotState::Unmapped {
+        if self.blocks[slot].state == PieceState::Unmapped {
             let bytes = rounded.min(self.blocks[slot].size);
             if !self.map_block(cx, slot, bytes)? {
                 return Ok(Err(Refusal::Device));
@@ -209,7 +153,7 @@ impl Caching {
     /// The lowest place where adjacent free and unmapped blocks suffice (`find_expandable_block`).
     fn find_space(&self, arena: u32, rounded: u64) -> Option<u32> {
         let usable =
-            |slot: u32| slot != NONE && matches!(self.blocks[slot].state, SlotState::Free | SlotState::Unmapped);
+            |slot: u32| slot != NONE && matches!(self.blocks[slot].state, PieceState::Free | PieceState::Unmapped);
         self.pools.arenas[arena as usize].unmapped.slots().find_map(|slot| {
             let previous = self.blocks[slot].previous;
             let start = if usable(previous) { previous } else { slot };
@@ -227,11 +171,12 @@ impl Caching {
     pub(super) fn reserve_range(&mut self, cx: &mut Context<'_>, arena: u32) -> Result<u32, StrategyError> {
         let owner = &self.pools.arenas[arena as usize];
         cx.expect_stream(owner.stream)?;
-        let (bytes, granule) = self.range_size(owner.is_large());
-        let base = virtual_memory(cx)?.reserve(bytes)?.0;
-        let range =
-            self.ranges.add(ExpandableRange { base, bytes, granule, stream: owner.stream, physical: Vec::new() });
-        let slot = self.blocks.insert(BlockRecord::lone(base, bytes, arena, range, SlotState::Unmapped));
+        let ((bytes, granule), stream) = (self.range_size(owner.is_large()), owner.stream);
+        let base = cx.device.virtual_memory()?.reserve(bytes)?.0;
+        let range = self.ranges.add(ExpandableRange { base, bytes, granule, stream, physical: Vec::new() });
+        let (region, state) = (arena, PieceState::Unmapped);
+        let unmapped = MemoryPiece { region, note: range, state, ..MemoryPiece::new(base, bytes, stream) };
+        let slot = self.blocks.insert(unmapped);
         self.pools.arenas[arena as usize].unmapped.insert(base, slot);
         Ok(slot)
     }
@@ -247,24 +192,25 @@ impl Caching {
     /// device has no more.
     pub(super) fn map_block(&mut self, cx: &mut Context<'_>, slot: u32, bytes: u64) -> Result<bool, StrategyError> {
         let block = &self.blocks[slot];
-        let (address, number, arena, whole) = (block.address, block.range, block.arena, block.size);
+        let MemoryPiece { address, note: number, size: whole, .. } = *block;
+        let arena = block.arena();
         let Some(Some(range)) = self.ranges.ranges.get(number as usize) else { return Ok(false) };
         let first = ((address - range.base) / range.granule) as usize;
         let mapped = round_up(bytes, range.granule);
         let end = first + (mapped / range.granule) as usize;
         let neighbours = range.mapped_neighbours(first, end);
-        if !self.ranges.map(virtual_memory(cx)?, number, first, end)? {
+        if !self.ranges.map(cx.device, number, first, end)? {
             return Ok(false);
         }
-        self.pools.arenas[arena as usize].unmapped.remove(address);
+        let owner = &mut self.pools.arenas[arena];
+        owner.unmapped.remove(address);
         if mapped < whole {
-            let rest = BlockRecord::lone(address + mapped, whole - mapped, arena, number, SlotState::Unmapped);
+            let rest = self.blocks[slot].sibling(address + mapped, whole - mapped, PieceState::Unmapped);
             let rest = self.blocks.insert_after(slot, rest);
-            self.pools.arenas[arena as usize].unmapped.insert(address + mapped, rest);
+            owner.unmapped.insert(address + mapped, rest);
             self.blocks[slot].size = mapped;
         }
-        let owner = &mut self.pools.arenas[arena as usize];
-        let merged = self.blocks.merge(slot, SlotState::Free, owner.clock, |gone| owner.free.remove(gone));
+        let merged = self.blocks.merge(slot, PieceState::Free, owner.clock, |gone| owner.free.remove(gone));
         owner.free.insert(merged.entry);
         self.reserved += mapped;
         self.statistics.on_map(owner.is_large(), mapped, neighbours);
@@ -277,14 +223,14 @@ impl Caching {
     /// from end to end, the addresses are released too (`release_expandable_segment`).
     pub(super) fn unmap_block(&mut self, cx: &mut Context<'_>, slot: u32) -> Result<(), StrategyError> {
         let block = &self.blocks[slot];
-        let (address, end, number) = (block.address, block.end(), block.range);
+        let (address, end, number) = (block.address, block.end(), block.note);
         let Some(Some(range)) = self.ranges.ranges.get(number as usize) else { return Ok(()) };
         let (base, granule) = (range.base, range.granule);
         let first = (address - base).div_ceil(granule) as usize;
         let last = ((end - base) / granule) as usize;
         if first < last {
             cx.device.stream_synchronize(range.stream)?;
-            let (reached, result) = self.ranges.unmap(virtual_memory(cx)?, number, first, last);
+            let (reached, result) = self.ranges.unmap(cx.device, number, first, last);
             if first < reached {
                 let low = base + first as u64 * granule;
                 let high = base + reached as u64 * granule;
@@ -292,7 +238,7 @@ impl Caching {
             }
             result?;
         }
-        if self.blocks[slot].state == SlotState::Unmapped && !self.blocks[slot].is_split() {
+        if self.blocks[slot].state == PieceState::Unmapped && !self.blocks[slot].is_split() {
             self.release_range(cx, slot)?;
         }
         Ok(())
@@ -301,25 +247,22 @@ impl Caching {
     /// Records the part `low..high` of a free block as unmapped; the parts on either side stay
     /// free.
     fn record_unmapped(&mut self, cx: &mut Context<'_>, slot: u32, low: u64, high: u64) {
-        let block = &self.blocks[slot];
-        let (address, end, number, arena) = (block.address, block.end(), block.range, block.arena);
-        self.pools.arenas[arena as usize].free.remove(block.entry(slot));
+        let block = self.blocks[slot];
+        let (address, end, number, arena) = (block.address, block.end(), block.note, block.arena());
+        self.pools.arenas[arena].free.remove(block.entry(slot));
         if address < low {
-            let head = self
-                .blocks
-                .insert_before(slot, BlockRecord::lone(address, low - address, arena, number, SlotState::Free));
+            let head = self.blocks.insert_before(slot, block.sibling(address, low - address, PieceState::Free));
             self.add_free(head);
         }
         if high < end {
-            let tail =
-                self.blocks.insert_after(slot, BlockRecord::lone(high, end - high, arena, number, SlotState::Free));
+            let tail = self.blocks.insert_after(slot, block.sibling(high, end - high, PieceState::Free));
             self.add_free(tail);
         }
         let block = &mut self.blocks[slot];
         (block.address, block.size) = (low, high - low);
-        let owner = &mut self.pools.arenas[arena as usize];
+        let owner = &mut self.pools.arenas[arena];
         let take_out = |gone: FreeBlock| owner.unmapped.remove(gone.address);
-        let merged = self.blocks.merge(slot, SlotState::Unmapped, owner.clock, take_out);
+        let merged = self.blocks.merge(slot, PieceState::Unmapped, owner.clock, take_out);
         owner.unmapped.insert(merged.entry.address, slot);
         let (large, stream, pool) = (owner.is_large(), owner.stream, owner.pool());
         self.reserved -= high - low;
@@ -334,33 +277,30 @@ impl Caching {
     /// Adds a free block to its arena.
     fn add_free(&mut self, slot: u32) {
         let block = &mut self.blocks[slot];
-        let owner = &mut self.pools.arenas[block.arena as usize];
-        block.freed_at = owner.clock;
+        let owner = &mut self.pools.arenas[block.arena()];
+        block.set_freed_at(owner.clock);
         owner.free.insert(block.entry(slot));
     }
 
     /// Releases the addresses of a range that consists of one unmapped block.
     pub(super) fn release_range(&mut self, cx: &mut Context<'_>, slot: u32) -> Result<(), StrategyError> {
         let block = &self.blocks[slot];
-        let (number, arena, address) = (block.range, block.arena, block.address);
+        let (number, arena, address) = (block.note, block.arena(), block.address);
         if let Some(place) = self.ranges.ranges.get_mut(number as usize)
             && let Some(range) = place
         {
-            virtual_memory(cx)?.address_free(Address(range.base), range.bytes)?;
+            cx.device.virtual_memory()?.address_free(Address(range.base), range.bytes)?;
             *place = None;
         }
-        self.pools.arenas[arena as usize].unmapped.remove(address);
-        self.forget_uses(slot);
+        self.pools.arenas[arena].unmapped.remove(address);
+        self.blocks.forget_uses(slot);
         self.blocks.remove(slot);
         Ok(())
     }
 
     /// Releases what an earlier failed call left behind.
     pub(super) fn release_stranded(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
-        if !self.ranges.stranded.is_empty() {
-            self.ranges.release_stranded(virtual_memory(cx)?)?;
-        }
-        Ok(())
+        Ok(self.ranges.leftovers.clear(cx.device)?)
     }
 }
 

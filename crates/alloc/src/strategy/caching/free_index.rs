@@ -8,7 +8,7 @@
 
 use std::{collections::BTreeMap, hint::select_unpredictable};
 
-use super::blocks::NONE;
+use crate::strategy::pooled::NONE;
 
 /// A free block. Blocks are ordered as in the index; no two have the same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -20,16 +20,11 @@ use std::collections::VecDeque;
 
 pub use resume::SharedRange;
 
-use self::{
-    blocks::{BlockRecord, BlockTable, NONE, SlotState},
-    expandable::RangeTable,
-    pools::PoolTable,
-    statistics::CachingStatistics,
-};
+use self::{expandable::RangeTable, pools::PoolTable, statistics::CachingStatistics};
 use super::{
-    Attempt, Block, BlockState, BlockView, Caller, Context, Control, Freed, InitialLayout, Layout, Parameter, Refusal,
-    Request, SegmentView, Setup, Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError,
-    deferred::{DeferredFrees, StreamUses},
+    Attempt, Block, BlockView, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Parameter, Refusal,
+    Request, SegmentView, Setup, Shortage, Stats, Strategy, StrategyEntry, StrategyError,
+    pooled::{MemoryPiece, NONE, PieceState, PieceTable},
 };
 use crate::device::Capabilities;
 use oomph_base::{Address, StreamId};
@@ -90,10 +85,9 @@ const PARAMETERS: &[Parameter] = &[
     Parameter::text("per_process_memory_fraction", "0 to 1", "1", "share of the device that may be reserved"),
 ];
 
-fn build(parameters: &str, setup: &Setup<'_>) -> Result<Box<dyn Strategy>, SpecError> {
-    let refused =
-        |error: AllocatorSettingsError| SpecError::BadParameters { strategy: ENTRY.name, reason: error.to_string() };
-    let settings = AllocatorSettings::default().updated(parameters).map_err(refused)?;
+fn build(parameters: &str, setup: &Setup<'_>) -> Built {
+    let settings =
+        AllocatorSettings::default().updated(parameters).map_err(|error| ENTRY.refused(error.to_string()))?;
     Ok(Box::new(Caching::new(settings, setup)))
 }
 
@@ -110,17 +104,12 @@ pub struct Caching {
     device_bytes: u64,
     /// Bytes of all segments and mapped granules (`total_allocated_memory`).
     reserved: u64,
-    blocks: BlockTable,
+    blocks: PieceTable,
     pools: PoolTable,
     ranges: RangeTable,
-    uses: StreamUses,
-    /// Freed blocks that wait for events (`cuda_events`).
-    deferred: DeferredFrees<u32>,
     /// Blocks freed during a capture, which wait for its end
     /// (`needs_events_deferred_until_no_capture`).
     postponed: VecDeque<u32>,
-    /// Scratch space, kept for its capacity.
-    released: Vec<u32>,
     statistics: CachingStatistics,
     /// The initial settings and limit.
     initial: (AllocatorSettings, Option<u64>),
@@ -171,13 +160,10 @@ impl Caching {
             limit: initial.1,
             device_bytes,
             reserved: 0,
-            blocks: BlockTable::default(),
+            blocks: PieceTable::default(),
             pools: PoolTable::default(),
             ranges: RangeTable::default(),
-            uses: StreamUses::default(),
-            deferred: DeferredFrees::default(),
             postponed: VecDeque::new(),
-            released: Vec::new(),
             statistics: CachingStatistics::default(),
             initial,
         }
@@ -189,29 +175,13 @@ impl Caching {
         &self.settings
     }
 
-    /// The live block of a handle.
-    #[inline]
-    fn live(&self, block: &Block) -> Result<&BlockRecord, StrategyError> {
-        match self.blocks.get(block.slot) {
-            Some(record)
-                if record.generation == block.generation
-                    && record.state == SlotState::Allocated
-                    && record.address == block.address.0 =>
-            {
-                Ok(record)
-            }
-            _ => Err(StrategyError::UnknownBlock { address: block.address, slot: block.slot }),
-        }
-    }
-
     /// Refuses a request of an impossible size.
     #[cold]
     fn refuse(bytes: u64) -> Result<Attempt, StrategyError> {
         if bytes == 0 {
             return Err(StrategyError::ZeroBytes);
         }
-        let shortage = Shortage { rounded: bytes, asked: bytes, refused_by: Refusal::Size, device_free: None };
-        Ok(Attempt::OutOfMemory(shortage))
+        Ok(Attempt::OutOfMemory(Shortage::of_size(bytes)))
     }
 }
 
@@ -241,9 +211,9 @@ impl Strategy for Caching {
     /// `DeviceCachingAllocator::free`.
     #[inline]
     fn free(&mut self, cx: &mut Context<'_>, block: Block, _: Caller) -> Result<Freed, StrategyError> {
-        let record = self.live(&block)?;
+        let record = self.blocks.live(&block)?;
         let (size, requested) = (record.size, record.requested);
-        if record.uses != NONE {
+        if record.is_shared() {
             self.free_later(cx, block.slot)?;
             return Ok(Freed::Later);
         }
@@ -255,15 +225,7 @@ impl Strategy for Caching {
 
     /// `DeviceCachingAllocator::recordStream`.
     fn used_on(&mut self, _: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
-        let record = self.live(block)?;
-        if self.pools.arenas[record.arena as usize].stream == stream {
-            return Ok(());
-        }
-        if record.uses == NONE {
-            self.blocks[block.slot].uses = self.uses.add();
-        }
-        self.uses.record(self.blocks[block.slot].uses, stream, self.pools.is_capturing());
-        Ok(())
+        self.blocks.note_use(block, stream, self.pools.is_capturing())
     }
 
     fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError> {
@@ -330,11 +292,27 @@ impl Strategy for Caching {
     }
 
     fn largest_free(&self, stream: StreamId) -> Option<u64> {
-        Some(self.largest_cached(stream))
+        let largest = |large: bool| {
+            let side = self.pools.side_for(stream, large);
+            let arena = *self.pools.sides[side as usize].arenas.get(stream.index()).filter(|&&arena| arena != NONE)?;
+            let free = &self.pools.arenas[arena as usize].free;
+            let mut found = free.last()?;
+            // Mapped memory is skipped while expandable segments are off.
+            while self.blocks[found.slot].is_expandable() && !self.settings.expandable_segments {
+                found = free.before(found.size, found.address)?;
+            }
+            Some(found.size)
+        };
+        // Small requests never get large blocks, and large requests never get small ones.
+        let large = largest(true).filter(|&size| size > SMALL_SIZE);
+        Some(large.or_else(|| largest(false).map(|size| size.min(SMALL_SIZE))).unwrap_or(0))
     }
 
+    /// Of expandable segments, each contiguous mapped run is one segment.
     fn layout(&self) -> Option<Layout> {
-        Some(self.segments())
+        let is_mapped = |slot| self.blocks.get(slot).is_some_and(|block| block.state != PieceState::Unmapped);
+        let heads = self.blocks.iter().filter(|&(slot, block)| is_mapped(slot) && !is_mapped(block.previous));
+        Some(Layout::of(heads.map(|(slot, _)| self.segment(slot))))
     }
 
     fn details(&self) -> Vec<(&'static str, u64)> {
@@ -353,38 +331,11 @@ impl Strategy for Caching {
 }
 
 impl Caching {
-    /// All segments in address order; of expandable ones, each contiguous mapped run.
-    fn segments(&self) -> Layout {
-        let starts_segment = |slot: u32| slot == NONE || self.blocks[slot].state == SlotState::Unmapped;
-        let heads = self
-            .blocks
-            .iter()
-            .filter(|(_, block)| block.state != SlotState::Unmapped && starts_segment(block.previous));
-        let mut segments: Vec<SegmentView> = heads.map(|(slot, _)| self.segment(slot)).collect();
-        segments.sort_unstable_by_key(|segment| segment.address);
-        Layout { segments }
-    }
-
     fn segment(&self, head: u32) -> SegmentView {
-        let arena = &self.pools.arenas[self.blocks[head].arena as usize];
-        let mut blocks = Vec::new();
-        let mut slot = head;
-        while slot != NONE {
-            let block = &self.blocks[slot];
-            let state = match block.state {
-                SlotState::Unmapped | SlotState::Vacant => break,
-                SlotState::Free => BlockState::Free,
-                SlotState::Allocated => BlockState::Allocated,
-                SlotState::Pending => BlockState::Pending,
-            };
-            blocks.push(BlockView {
-                address: Address(block.address),
-                size: block.size,
-                requested: block.requested,
-                state,
-            });
-            slot = block.next;
-        }
+        let arena = &self.pools.arenas[self.blocks[head].arena()];
+        let mapped = self.blocks.chain(head).map(|slot| &self.blocks[slot]);
+        let mapped = mapped.take_while(|block| block.state != PieceState::Unmapped);
+        let blocks: Vec<BlockView> = mapped.map(MemoryPiece::view).collect();
         SegmentView {
             address: Address(self.blocks[head].address),
             bytes: blocks.iter().map(|block| block.size).sum(),
@@ -395,24 +346,6 @@ impl Caching {
             alias: false,
             blocks,
         }
-    }
-
-    /// The largest request of this stream that a cached block could serve.
-    fn largest_cached(&self, stream: StreamId) -> u64 {
-        let largest = |large: bool| {
-            let side = self.pools.side_for(stream, large);
-            let arena = *self.pools.sides[side as usize].arenas.get(stream.index()).filter(|&&arena| arena != NONE)?;
-            let free = &self.pools.arenas[arena as usize].free;
-            let mut found = free.last()?;
-            // Mapped memory is skipped while expandable segments are off.
-            while self.blocks[found.slot].is_expandable() && !self.settings.expandable_segments {
-                found = free.before(found.size, found.address)?;
-            }
-            Some(found.size)
-        };
-        // Small requests never get large blocks, and large requests never get small ones.
-        let large = largest(true).filter(|&size| size > SMALL_SIZE);
-        large.or_else(|| largest(false).map(|size| size.min(SMALL_SIZE))).unwrap_or(0)
     }
 }
 

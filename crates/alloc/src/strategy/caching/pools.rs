@@ -4,8 +4,8 @@
 //! A pool has two sides, for small and for large requests, and each side one arena per stream.
 //! Blocks never change pool, side or stream.
 
-use super::{Caching, blocks::NONE, expandable::UnmappedParts, free_index::FreeIndex};
-use crate::strategy::{Context, StrategyError};
+use super::{Caching, expandable::UnmappedParts, free_index::FreeIndex};
+use crate::strategy::{Context, StrategyError, pooled::NONE};
 use oomph_base::StreamId;
 
 /// PyTorch's number of a pool (`MempoolId_t`).
@@ -32,7 +32,7 @@ pub(super) struct CachingPool {
 pub(super) struct PoolSide {
     /// Searches so far while garbage collection was on (`get_free_blocks_call_count`): the clock by
     /// which free blocks age.
-    pub(super) clock: u64,
+    pub(super) clock: u32,
     /// Arenas by stream number, [`NONE`] where there is none yet.
     pub(super) arenas: Vec<u32>,
 }
@@ -43,7 +43,7 @@ pub(super) struct PoolArena {
     pub(super) side: u32,
     pub(super) stream: StreamId,
     /// A copy of the clock of its side, because every free reads it.
-    pub(super) clock: u64,
+    pub(super) clock: u32,
     /// Free blocks.
     pub(super) free: FreeIndex,
     /// The parts of its expandable segments without memory.
@@ -169,7 +169,7 @@ impl PoolTable {
     #[cold]
     pub(super) fn tick(&mut self, arena: u32) {
         let side = &mut self.sides[self.arenas[arena as usize].side as usize];
-        side.clock += 1;
+        side.clock = side.clock.wrapping_add(1);
         for &arena in side.arenas.iter().filter(|&&arena| arena != NONE) {
             self.arenas[arena as usize].clock = side.clock;
         }

@@ -1,12 +1,11 @@
 //! Releasing cached memory to the device: garbage collection, releasing for one request, emptying
 //! the cache.
 
-use super::{
-    Caching,
-    blocks::{NONE, SlotState},
-    pools::DEFAULT_POOL,
+use super::{Caching, pools::DEFAULT_POOL};
+use crate::strategy::{
+    Context, StrategyError, StrategyEvent,
+    pooled::{MemoryPiece, PieceState},
 };
-use crate::strategy::{Context, StrategyError, StrategyEvent};
 use oomph_base::Address;
 use oomph_pytorch::UNLIMITED;
 
@@ -14,9 +13,9 @@ impl Caching {
     /// Frees the segment that a free block fills (`release_block`).
     pub(super) fn release_block(&mut self, cx: &mut Context<'_>, slot: u32) -> Result<(), StrategyError> {
         let block = &self.blocks[slot];
-        let (address, size, arena) = (block.address, block.size, block.arena);
+        let (address, size) = (block.address, block.size);
         cx.device.free(Address(address))?;
-        let owner = &mut self.pools.arenas[arena as usize];
+        let owner = &mut self.pools.arenas[block.arena()];
         owner.free.remove(block.entry(slot));
         let (stream, large, pool) = (owner.stream, owner.is_large(), owner.pool());
         cx.sink.event(StrategyEvent::SegmentFree { address: Address(address), bytes: size, stream });
@@ -26,7 +25,7 @@ impl Caching {
             self.statistics.oversize_segments.lower();
         }
         self.count_segment_gone(pool);
-        self.forget_uses(slot);
+        self.blocks.forget_uses(slot);
         self.blocks.remove(slot);
         Ok(())
     }
@@ -44,14 +43,14 @@ impl Caching {
         let mut candidates = self.free_blocks(cx, side);
         candidates.retain(|&slot| !self.blocks[slot].is_split());
         let mut count = candidates.len() as u64;
-        let mut total_age: u64 = candidates.iter().map(|&slot| clock - self.blocks[slot].freed_at).sum();
+        let mut total_age: u64 = candidates.iter().map(|&slot| self.blocks[slot].age(clock)).sum();
         candidates.retain(|&slot| !self.blocks[slot].is_expandable());
         let mut reclaimed = 0;
         while reclaimed < target && count > 0 {
             let average = total_age as f64 / count as f64;
             let mut younger = Vec::new();
             for &slot in &candidates {
-                let age = clock - self.blocks[slot].freed_at;
+                let age = self.blocks[slot].age(clock);
                 if (age as f64) < average {
                     younger.push(slot);
                     continue;
@@ -150,12 +149,12 @@ impl Caching {
     /// Drops an unused pool that holds no memory, with the addresses that its failed allocations
     /// may have reserved.
     fn drop_if_empty(&mut self, cx: &mut Context<'_>, pool: u32) -> Result<(), StrategyError> {
-        let of_pool = self.blocks.iter().filter(|(_, block)| self.pools.arenas[block.arena as usize].pool() == pool);
-        let (ranges, states): (Vec<u32>, Vec<SlotState>) = of_pool.map(|(slot, block)| (slot, block.state)).unzip();
+        let of_pool = self.blocks.iter().filter(|(_, block)| self.pools.arenas[block.arena()].pool() == pool);
+        let (ranges, states): (Vec<u32>, Vec<PieceState>) = of_pool.map(|(slot, block)| (slot, block.state)).unzip();
         if self.pools.pools[pool as usize].segments > 0 {
             return Ok(());
         }
-        if states.iter().any(|&state| state != SlotState::Unmapped) {
+        if states.iter().any(|&state| state != PieceState::Unmapped) {
             // PyTorch's count of mapped segments is not exact: it would drop a pool that is in use.
             self.statistics.defects_avoided += 1;
             return Ok(());
@@ -190,23 +189,20 @@ impl Caching {
     /// Releases everything, live blocks included.
     pub(super) fn release_everything(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         self.await_frees(cx)?;
-        self.deferred.destroy_idle_events(cx.device)?;
+        self.blocks.destroy_idle_events(cx.device)?;
         if !self.ranges.is_empty() {
             cx.device.synchronize()?;
         }
         // Blocks are freed first, so that a failing call leaves an ordinary cache behind.
         let held: Vec<u32> = self.blocks.iter().map(|(slot, _)| slot).collect();
         for slot in held {
-            let (state, requested, size) = {
-                let block = &self.blocks[slot];
-                (block.state, block.requested, block.size)
-            };
-            if state == SlotState::Allocated {
-                self.forget_uses(slot);
+            let MemoryPiece { state, requested, size, .. } = self.blocks[slot];
+            if state == PieceState::Allocated {
+                self.blocks.forget_uses(slot);
                 let large = self.free_block(slot);
                 self.statistics.on_free(large, requested, size);
-            } else if state == SlotState::Pending {
-                self.forget_uses(slot);
+            } else if state == PieceState::Pending {
+                self.blocks.forget_uses(slot);
                 self.free_pending(slot);
             }
         }
@@ -216,20 +212,12 @@ impl Caching {
         let untouched: Vec<u32> = self
             .blocks
             .iter()
-            .filter(|(_, b)| b.state == SlotState::Unmapped && !b.is_split())
+            .filter(|(_, b)| b.state == PieceState::Unmapped && !b.is_split())
             .map(|(s, _)| s)
             .collect();
         for slot in untouched {
             self.release_range(cx, slot)?;
         }
         self.release_stranded(cx)
-    }
-
-    /// Drops the record of a block's use on other streams.
-    pub(super) fn forget_uses(&mut self, slot: u32) {
-        let uses = std::mem::replace(&mut self.blocks[slot].uses, NONE);
-        if uses != NONE {
-            self.uses.remove(uses);
-        }
     }
 }

@@ -9,12 +9,11 @@
 
 use std::collections::BTreeMap;
 
-use super::{
-    Caching, MIN_BLOCK_SIZE,
-    blocks::{BlockRecord, NONE, SlotState},
-    pools::DEFAULT_POOL,
+use super::{Caching, MIN_BLOCK_SIZE, pools::DEFAULT_POOL};
+use crate::strategy::{
+    Block, BlockState, Context, Layout, SegmentView, Strategy, StrategyError,
+    pooled::{NONE, PieceState},
 };
-use crate::strategy::{Block, BlockState, Context, Layout, SegmentView, Strategy, StrategyError};
 use oomph_base::Address;
 
 /// Mapped runs of a layout that lie in one range of addresses.
@@ -137,11 +136,11 @@ impl Caching {
     /// Splits the first `bytes` off an unmapped block.
     fn split_unmapped(&mut self, slot: u32, bytes: u64) {
         let block = &mut self.blocks[slot];
-        let (address, arena, range) = (block.address, block.arena, block.range);
+        let (address, arena) = (block.address, block.arena());
         (block.address, block.size) = (address + bytes, block.size - bytes);
-        let front =
-            self.blocks.insert_before(slot, BlockRecord::lone(address, bytes, arena, range, SlotState::Unmapped));
-        let unmapped = &mut self.pools.arenas[arena as usize].unmapped;
+        let front = block.sibling(address, bytes, PieceState::Unmapped);
+        let front = self.blocks.insert_before(slot, front);
+        let unmapped = &mut self.pools.arenas[arena].unmapped;
         unmapped.insert(address, front);
         unmapped.insert(address + bytes, slot);
     }
@@ -160,7 +159,7 @@ impl Caching {
     fn sort_equal_segments(&self, segments: &[SegmentView], heads: &mut [u32]) {
         let mut alike: BTreeMap<(u32, u64), Vec<usize>> = BTreeMap::new();
         for (place, segment) in segments.iter().enumerate().filter(|(_, segment)| !segment.mapped) {
-            alike.entry((self.blocks[heads[place]].arena, segment.bytes)).or_default().push(place);
+            alike.entry((self.blocks[heads[place]].region, segment.bytes)).or_default().push(place);
         }
         for places in alike.values() {
             let mut in_order: Vec<u32> = places.iter().map(|&place| heads[place]).collect();
@@ -181,24 +180,24 @@ impl Caching {
 
     /// Splits a segment, which is one free block so far, into its blocks.
     fn fill(&mut self, segment: &SegmentView, head: u32, held: &mut Vec<Block>) {
-        let arena = self.blocks[head].arena;
-        let owner = &mut self.pools.arenas[arena as usize];
+        let owner = &mut self.pools.arenas[self.blocks[head].arena()];
         owner.free.remove(self.blocks[head].entry(head));
         let (large, now) = (owner.is_large(), owner.clock);
         let last = segment.blocks.len() - 1;
         for (place, view) in segment.blocks.iter().enumerate() {
             let slot = if place < last { self.blocks.cut_front(head, view.size, now).0 } else { head };
             let block = &mut self.blocks[slot];
-            (block.requested, block.freed_at) = (view.requested, now);
+            block.requested = view.requested;
+            block.set_freed_at(now);
             if view.state == BlockState::Free {
-                block.state = SlotState::Free;
+                block.state = PieceState::Free;
                 owner.free.insert(block.entry(slot));
                 if last > 0 && !segment.mapped {
                     self.statistics.raise_inactive_split(large, 1, view.size);
                 }
                 continue;
             }
-            block.state = SlotState::Allocated;
+            block.state = PieceState::Allocated;
             block.generation = block.generation.wrapping_add(1);
             let (address, generation) = (Address(block.address), block.generation);
             held.push(Block { address, size: view.size, slot, generation });

@@ -5,45 +5,32 @@
 //! derived is kept: `all` is the sum of the two pools except for its peak, and decreases are
 //! increases minus the current value. [`Stats`] is derived on request.
 
-use crate::strategy::{OffBooks, Stats, Usage, stats::keep_highest};
-
-/// A value and the highest it has been.
-#[derive(Clone, Copy, Debug, Default)]
-struct PeakLevel {
-    current: u64,
-    peak: u64,
-}
-
-impl PeakLevel {
-    #[inline]
-    fn raise(&mut self, amount: u64) {
-        self.current += amount;
-        keep_highest(&mut self.peak, self.current);
-    }
-}
+use crate::strategy::{Stats, Usage, stats::keep_highest};
 
 /// A value with its peak and the sum of its increases.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counter {
-    level: PeakLevel,
+    current: u64,
+    peak: u64,
     rises: u64,
 }
 
 impl Counter {
     #[inline]
     fn raise(&mut self, amount: u64) {
-        self.level.raise(amount);
+        self.current += amount;
+        keep_highest(&mut self.peak, self.current);
         self.rises += amount;
     }
 
     #[inline]
     fn lower(&mut self, amount: u64) {
-        self.level.current -= amount;
+        self.current -= amount;
     }
 
     /// Current value, peak, sum of increases, sum of decreases.
     fn figures(self) -> [u64; 4] {
-        [self.level.current, self.level.peak, self.rises, self.rises - self.level.current]
+        [self.current, self.peak, self.rises, self.rises - self.current]
     }
 }
 
@@ -92,18 +79,18 @@ struct PoolStatistics {
 }
 
 impl PoolStatistics {
-    /// While no block is pending, the active blocks are the allocated ones, and so are their peaks.
     fn active(&self) -> Counter {
-        let Counter { level, rises } = self.allocation;
-        let (current, peak) = (level.current + self.pending, self.peak_active.max(level.peak));
-        Counter { level: PeakLevel { current, peak }, rises }
+        with_pending(self.allocation, self.pending, self.peak_active)
     }
 
     fn active_bytes(&self) -> Counter {
-        let Counter { level, rises } = self.allocated_bytes;
-        let (current, peak) = (level.current + self.pending_bytes, self.peak_active_bytes.max(level.peak));
-        Counter { level: PeakLevel { current, peak }, rises }
+        with_pending(self.allocated_bytes, self.pending_bytes, self.peak_active_bytes)
     }
+}
+
+/// While no block is pending, the active blocks are the allocated ones, and so are their peaks.
+fn with_pending(allocated: Counter, pending: u64, peak: u64) -> Counter {
+    Counter { current: allocated.current + pending, peak: peak.max(allocated.peak), rises: allocated.rises }
 }
 
 /// Every counter of the strategy.
@@ -117,10 +104,8 @@ pub(super) struct CachingStatistics {
     /// Noted only while anything is pending.
     peak_active: u64,
     peak_active_bytes: u64,
-    /// Reserved memory and segments in our own sense; the rest of it is not kept.
-    reserved: Stats,
-    pub(super) retries: u64,
-    pub(super) ooms: u64,
+    /// Retries, failures, and reserved memory and segments in our own sense; the rest is derived.
+    pub(super) kept: Stats,
     /// Bytes of freed blocks that wait for streams, in all pools.
     pending_bytes: u64,
     peak_segment: u64,
@@ -157,8 +142,8 @@ impl CachingStatistics {
     #[cold]
     fn note_active(&mut self, large: bool) {
         let pool = &mut self.pools[usize::from(large)];
-        pool.peak_active = pool.active().level.peak.max(pool.active().level.current);
-        pool.peak_active_bytes = pool.active_bytes().level.peak.max(pool.active_bytes().level.current);
+        pool.peak_active = pool.active().peak.max(pool.active().current);
+        pool.peak_active_bytes = pool.active_bytes().peak.max(pool.active_bytes().current);
         self.peak_active = self.peak_active.max(self.all(|pool| pool.active()));
         self.peak_active_bytes = self.peak_active_bytes.max(self.all(|pool| pool.active_bytes()));
     }
@@ -193,37 +178,18 @@ impl CachingStatistics {
 
     /// The counters that every strategy has.
     pub(super) fn stats(&self) -> Stats {
-        let allocated = self.all(|pool| pool.allocated_bytes);
+        let (allocated, live_blocks) = (self.all(|pool| pool.allocated_bytes), self.all(|pool| pool.allocation));
         let allocs = self.pools.iter().map(|pool| pool.allocation.rises).sum();
-        let live_blocks = self.all(|pool| pool.allocation);
-        let current = Usage {
-            requested: self.all(|pool| pool.requested_bytes),
-            allocated,
-            active: allocated + self.pending_bytes,
-            reserved: self.reserved.current.reserved,
-        };
+        let (requested, active) = (self.all(|pool| pool.requested_bytes), allocated + self.pending_bytes);
         let peak = Usage {
             requested: self.peak_requested_bytes,
             allocated: self.peak_allocated_bytes,
             // While no block is pending, active equals allocated.
             active: self.peak_active_bytes.max(self.peak_allocated_bytes),
-            reserved: self.reserved.peak.reserved,
+            ..self.kept.peak
         };
-        let (segments, peak_segments) = (self.reserved.segments, self.reserved.peak_segments);
-        let (retries, ooms) = (self.retries, self.ooms);
-        let frees = allocs - live_blocks;
-        Stats {
-            current,
-            peak,
-            live_blocks,
-            segments,
-            peak_segments,
-            allocs,
-            frees,
-            retries,
-            ooms,
-            off_books: OffBooks::Nothing,
-        }
+        let current = Usage { requested, allocated, active, ..self.kept.current };
+        Stats { current, peak, live_blocks, allocs, frees: allocs - live_blocks, ..self.kept }
     }
 
     /// Free blocks that share their segment increased in number or size.
@@ -249,12 +215,12 @@ impl CachingStatistics {
     /// The current value for `all`.
     #[inline]
     fn all(&self, gauge: impl Fn(&PoolStatistics) -> Counter) -> u64 {
-        self.pools.iter().map(|pool| gauge(pool).level.current).sum()
+        self.pools.iter().map(|pool| gauge(pool).current).sum()
     }
 
     /// A segment was allocated.
     pub(super) fn on_segment_alloc(&mut self, large: bool, bytes: u64) {
-        self.reserved.on_reserve(bytes, 1);
+        self.kept.on_reserve(bytes, 1);
         self.raise_reserved(large, bytes);
         self.pools[usize::from(large)].segment.raise(1);
         self.peak_segment = self.peak_segment.max(self.all(|pool| pool.segment));
@@ -262,7 +228,7 @@ impl CachingStatistics {
 
     /// A segment was freed.
     pub(super) fn on_segment_free(&mut self, large: bool, bytes: u64) {
-        self.reserved.on_release(bytes, 1);
+        self.kept.on_release(bytes, 1);
         self.lower_reserved(large, bytes);
         self.pools[usize::from(large)].segment.lower(1);
     }
@@ -270,15 +236,15 @@ impl CachingStatistics {
     /// Memory was mapped next to `mapped_neighbours` mapped runs (0 to 2). PyTorch does not count
     /// mapped memory as segments; [`Stats`] counts each contiguous run.
     pub(super) fn on_map(&mut self, large: bool, bytes: u64, mapped_neighbours: u64) {
-        self.reserved.on_reserve(bytes, 1);
-        self.reserved.on_release(0, mapped_neighbours);
+        self.kept.on_reserve(bytes, 1);
+        self.kept.on_release(0, mapped_neighbours);
         self.raise_reserved(large, bytes);
     }
 
     /// Memory was unmapped next to `mapped_neighbours` mapped runs (0 to 2).
     pub(super) fn on_unmap(&mut self, large: bool, bytes: u64, mapped_neighbours: u64) {
-        self.reserved.on_reserve(0, mapped_neighbours);
-        self.reserved.on_release(bytes, 1);
+        self.kept.on_reserve(0, mapped_neighbours);
+        self.kept.on_release(bytes, 1);
         self.lower_reserved(large, bytes);
     }
 
@@ -311,8 +277,8 @@ macro_rules! figures {
 macro_rules! three_pools {
     ($list:ident, $name:literal, $statistics:ident, $peak:expr, $gauge:expr) => {{
         let [small, large]: [Counter; 2] = $statistics.pools.each_ref().map($gauge);
-        let level = PeakLevel { current: small.level.current + large.level.current, peak: $peak };
-        figures!($list, $name, ".all", Counter { level, rises: small.rises + large.rises });
+        let (current, rises) = (small.current + large.current, small.rises + large.rises);
+        figures!($list, $name, ".all", Counter { current, peak: $peak, rises });
         figures!($list, $name, ".small_pool", small);
         figures!($list, $name, ".large_pool", large);
     }};
@@ -338,8 +304,8 @@ impl CachingStatistics {
         figures!(list, "oversize_allocations", "", self.oversize_allocations);
         figures!(list, "oversize_segments", "", self.oversize_segments);
         list.extend([
-            ("num_alloc_retries", self.retries),
-            ("num_ooms", self.ooms),
+            ("num_alloc_retries", self.kept.retries),
+            ("num_ooms", self.kept.ooms),
             ("num_sync_all_streams", self.syncs),
             ("num_device_alloc", self.device_allocs),
             ("num_device_free", self.device_frees),

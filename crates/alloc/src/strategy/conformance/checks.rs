@@ -383,8 +383,8 @@ pub(super) fn driver_failures(subject: &ConformanceSubject<'_>, found: &mut Vec<
                 let mut bench = ConformanceProgram::on(device, subject)?;
                 bench.play(&steps);
                 bench.wind_down();
-                if bench.errors().len() > 1 {
-                    bench.find(format!("one fault became {} errors", bench.errors().len()));
+                if bench.watch.errors.len() > 1 {
+                    bench.find(format!("one fault became {} errors", bench.watch.errors.len()));
                 }
                 let findings = bench.into_findings().into_iter();
                 found.extend(findings.map(|finding| format!("{kind} number {turn} fails ({fault:?}): {finding}")));

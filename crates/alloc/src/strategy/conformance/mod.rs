@@ -12,13 +12,11 @@ mod checks;
 mod observed;
 mod program;
 
+pub use super::wrap::ConformanceFinding;
 pub use observed::{EARLY_REUSE, ObservedStrategy};
 pub use program::{ConformanceProgram, ProgramStep, StepOutcome, mixed_script};
 
-use std::{
-    fmt,
-    panic::{AssertUnwindSafe, catch_unwind},
-};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::{Built, Setup, SpecError, StrategySpec};
 use crate::device::{Device, DeviceProps, MissingCapabilities};
@@ -29,21 +27,6 @@ pub struct ConformanceSubject<'a> {
     pub build: &'a dyn Fn(&DeviceProps) -> Built,
     /// Makes a new device on which this many bytes can be allocated.
     pub device: &'a dyn Fn(u64) -> Box<dyn Device>,
-}
-
-/// A violation that the suite found.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConformanceFinding {
-    /// The check that found it.
-    pub check: &'static str,
-    /// What happened.
-    pub detail: String,
-}
-
-impl fmt::Display for ConformanceFinding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.check, self.detail)
-    }
 }
 
 /// The result of the suite.

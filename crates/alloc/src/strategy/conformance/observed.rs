@@ -4,11 +4,10 @@
 //! It knows blocks and streams but no program: a [`ConformanceProgram`](super::ConformanceProgram)
 //! runs scripts on it, `stress` runs traces.
 
-use super::ConformanceFinding;
 use crate::device::{CallKind, Device, DeviceClock, DeviceError};
 use crate::strategy::{
     Attempt, Block, Caller, Context, Freed, Request, Silent, Strategy, StrategyError,
-    wrap::{CheckedStrategy, ContractRule},
+    wrap::{CheckedStrategy, ConformanceFinding, rules},
 };
 use oomph_base::{Address, Nanos, StreamId, Work};
 
@@ -29,8 +28,8 @@ pub struct ObservedStrategy {
     /// The earliest time at which each stream can be idle.
     busy_until: Vec<Nanos>,
     quarantine: Vec<QuarantinedRange>,
-    /// Driver errors that the strategy returned.
-    errors: Vec<StrategyError>,
+    /// Driver errors that the strategy returned, including those after which a retry succeeded.
+    pub errors: Vec<StrategyError>,
     findings: Vec<ConformanceFinding>,
 }
 
@@ -113,19 +112,19 @@ impl ObservedStrategy {
     /// Closes the strategy and checks what the device still holds.
     pub fn close(&mut self) {
         if let Err(error) = self.call(|strategy, cx| strategy.close(cx)) {
-            self.find(ContractRule::Close.name(), format!("close failed: {error}"));
+            self.find(rules::CLOSE, format!("close failed: {error}"));
         }
         self.strategy.audit();
         let held = self.device.held_bytes();
         if held != 0 {
-            self.find(ContractRule::Close.name(), format!("after a close the device still holds {held} bytes"));
+            self.find(rules::CLOSE, format!("after a close the device still holds {held} bytes"));
         }
         let ledger = self.device.ledger();
         for (take, give) in CallKind::ALL.iter().filter_map(|&take| Some((take, take.given_back_by()?))) {
             let done = |kind| ledger.of(kind).count - ledger.of(kind).failures;
             if done(take) != done(give) {
                 let detail = format!("after a close there were {} {take} and {} {give}", done(take), done(give));
-                self.find(ContractRule::Close.name(), detail);
+                self.find(rules::CLOSE, detail);
             }
         }
     }
@@ -144,15 +143,7 @@ impl ObservedStrategy {
     /// The findings so far, then the violations of the contract.
     #[must_use]
     pub fn findings(&self) -> Vec<ConformanceFinding> {
-        let violations = self.strategy.violations().iter();
-        let violated =
-            violations.map(|breach| ConformanceFinding { check: breach.rule.name(), detail: breach.to_string() });
-        self.findings.iter().cloned().chain(violated).collect()
-    }
-
-    /// Driver errors so far, including those after which a retry succeeded.
-    pub fn errors(&self) -> &[StrategyError] {
-        &self.errors
+        self.findings.iter().chain(self.strategy.violations()).cloned().collect()
     }
 
     /// Makes a call, and retries it after a driver error.

@@ -200,11 +200,6 @@ impl ConformanceProgram {
         self.watch.find("bench", detail);
     }
 
-    /// Driver errors so far, including those after which a retry succeeded.
-    pub fn errors(&self) -> &[StrategyError] {
-        self.watch.errors()
-    }
-
     /// The findings.
     #[must_use]
     pub fn into_findings(self) -> Vec<String> {

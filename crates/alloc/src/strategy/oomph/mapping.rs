@@ -9,8 +9,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::device::{Device, DeviceError, PhysicalId, VirtualMemory};
-use crate::strategy::unless_out_of_memory;
+use crate::device::{Device, DeviceError, PhysicalId};
+use crate::strategy::{leftovers::MappingLeftovers, unless_out_of_memory};
 use oomph_base::Address;
 
 /// Physical memory that is mapped as one.
@@ -28,19 +28,14 @@ pub(super) struct ChunkMapping {
     /// What is mapped where, by address.
     mapped: BTreeMap<u64, PhysicalChunk>,
     loose: Vec<PhysicalChunk>,
-    /// Start and length of mappings that a failing call left behind. Their chunks are among the
-    /// loose.
-    half_mapped: Vec<(u64, u64)>,
-}
-
-fn virtual_memory(device: &mut dyn Device) -> Result<&mut dyn VirtualMemory, DeviceError> {
-    device.virtual_memory()
+    /// Mappings that a failing call left behind. Their chunks are among the loose.
+    leftovers: MappingLeftovers,
 }
 
 impl ChunkMapping {
     /// Reserves a range of addresses.
     pub(super) fn reserve(&mut self, device: &mut dyn Device, bytes: u64) -> Result<u64, DeviceError> {
-        let base = virtual_memory(device)?.reserve(bytes)?.0;
+        let base = device.virtual_memory()?.reserve(bytes)?.0;
         self.ranges.push((base, bytes));
         Ok(base)
     }
@@ -48,11 +43,7 @@ impl ChunkMapping {
     /// Undoes what an earlier failing call left behind. It must succeed before anything else is
     /// called.
     pub(super) fn mend(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        while let Some(&(start, bytes)) = self.half_mapped.last() {
-            virtual_memory(device)?.unmap(Address(start), bytes)?;
-            self.half_mapped.pop();
-        }
-        Ok(())
+        self.leftovers.clear(device)
     }
 
     /// Bytes in loose chunks.
@@ -67,7 +58,7 @@ impl ChunkMapping {
 
     /// Creates a loose chunk; returns false if the device has no more memory.
     pub(super) fn create(&mut self, device: &mut dyn Device, bytes: u64) -> Result<bool, DeviceError> {
-        let created = unless_out_of_memory(virtual_memory(device)?.create(bytes))?;
+        let created = unless_out_of_memory(device.virtual_memory()?.create(bytes))?;
         self.loose.extend(created.map(|physical| PhysicalChunk { physical, bytes }));
         Ok(created.is_some())
     }
@@ -75,25 +66,14 @@ impl ChunkMapping {
     /// Maps all loose chunks one after the other from `start` on and returns the end. If a call
     /// fails, they are all loose again.
     pub(super) fn map_loose(&mut self, device: &mut dyn Device, start: u64) -> Result<u64, DeviceError> {
-        let memory = virtual_memory(device)?;
-        let mut end = start;
-        let mapped = self.loose.iter().try_for_each(|chunk| {
-            memory.map(Address(end), chunk.bytes, chunk.physical)?;
-            end += chunk.bytes;
-            Ok(())
-        });
-        if let Err(error) = mapped.and_then(|()| memory.set_access(Address(start), end - start)) {
-            if start < end && memory.unmap(Address(start), end - start).is_err() {
-                self.half_mapped.push((start, end - start));
-            }
-            return Err(error);
-        }
+        let chunks = self.loose.iter().map(|chunk| (chunk.physical, chunk.bytes));
+        let end = self.leftovers.map(device, Address(start), chunks, [])?;
         let mut address = start;
         for chunk in self.loose.drain(..) {
             self.mapped.insert(address, chunk);
             address += chunk.bytes;
         }
-        Ok(end)
+        Ok(end.0)
     }
 
     /// The chunks that lie wholly in `start..end`, by address.
@@ -109,7 +89,7 @@ impl ChunkMapping {
     /// Unmaps the chunks in `start..end` in one call; they are loose then. The range begins and
     /// ends with a chunk.
     pub(super) fn unmap(&mut self, device: &mut dyn Device, start: u64, end: u64) -> Result<(), DeviceError> {
-        virtual_memory(device)?.unmap(Address(start), end - start)?;
+        device.virtual_memory()?.unmap(Address(start), end - start)?;
         while let Some((&address, &chunk)) = self.mapped.range(start..end).next() {
             self.mapped.remove(&address);
             self.loose.push(chunk);
@@ -120,7 +100,7 @@ impl ChunkMapping {
     /// Gives all loose chunks back to the device.
     pub(super) fn release_loose(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         while let Some(chunk) = self.loose.last() {
-            virtual_memory(device)?.release(chunk.physical)?;
+            device.virtual_memory()?.release(chunk.physical)?;
             self.loose.pop();
         }
         Ok(())
@@ -135,7 +115,7 @@ impl ChunkMapping {
     /// if none is left.
     pub(super) fn release_range(&mut self, device: &mut dyn Device) -> Result<Option<u64>, DeviceError> {
         let Some(&(base, bytes)) = self.ranges.last() else { return Ok(None) };
-        virtual_memory(device)?.address_free(Address(base), bytes)?;
+        device.virtual_memory()?.address_free(Address(base), bytes)?;
         self.ranges.pop();
         Ok(Some(base))
     }

@@ -29,14 +29,14 @@ use self::{
 };
 use super::{
     Attempt, Block, BlockView, Built, Caller, Context, Freed, Layout, Outcome, Parameter, Request, SegmentView, Setup,
-    Shortage, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent,
+    Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent,
     deferred::Patience,
     parameters::{self, Setting},
     plain_state,
     pooled::{FreeLists, MemoryPiece, NONE, PerStream, PieceState, PieceTable, WaitEvent},
 };
 use crate::device::Capabilities;
-use oomph_base::{Address, GIB, KIB, MIB, StreamId, round_up};
+use oomph_base::{Address, GIB, StreamId, round_up};
 
 /// The registry's line.
 pub(super) const ENTRY: StrategyEntry = StrategyEntry {
@@ -76,7 +76,7 @@ const PARAMETERS: &[Parameter] = &[
 ];
 
 /// How the allocator weighs memory against driver calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct OomphSettings {
     /// Rounded requests up to this are cut from slabs.
     small_limit: u64,
@@ -92,20 +92,14 @@ struct OomphSettings {
     slack_permille: u64,
 }
 
-impl Default for OomphSettings {
-    fn default() -> Self {
-        OomphSettings {
-            small_limit: 256 * KIB,
-            slab_bytes: 2 * MIB,
-            smallest_chunk: 40 * MIB,
-            largest_chunk: 40 * MIB,
-            growth_step: 20 * MIB,
-            slack_permille: 10,
-        }
-    }
-}
-
 impl OomphSettings {
+    fn read(text: &str) -> Result<OomphSettings, SpecError> {
+        let mut settings = OomphSettings::default();
+        parameters::read_with_defaults(&ENTRY, text, |setting| settings.apply(&setting))?;
+        settings.check().map_err(|reason| ENTRY.refused(reason))?;
+        Ok(settings)
+    }
+
     fn apply(&mut self, setting: &Setting<'_>) -> Result<(), String> {
         let amount = match setting.key {
             "small_limit" => &mut self.small_limit,
@@ -147,9 +141,7 @@ impl OomphSettings {
 }
 
 fn build(parameters: &str, setup: &Setup<'_>) -> Built {
-    let mut settings = OomphSettings::default();
-    parameters::read(&ENTRY, parameters, |setting| settings.apply(&setting))?;
-    settings.check().map_err(|reason| ENTRY.refused(reason))?;
+    let settings = OomphSettings::read(parameters)?;
     Ok(Box::new(OomphAllocator::new(settings, setup.props.total_bytes, setup.props.granularity_bytes)))
 }
 
@@ -318,18 +310,6 @@ impl OomphAllocator {
         Ok(result?)
     }
 
-    /// Every contiguous mapped range, slabs as the small blocks in them. A range may hold blocks of
-    /// several streams; it is shown as that of its first.
-    fn segments(&self) -> Layout {
-        let heads = self.blocks.iter().filter(|(_, piece)| is_small(piece) && piece.previous == NONE);
-        let slabs: BTreeMap<u32, u32> = heads.map(|(slot, piece)| (piece.note, slot)).collect();
-        let starts = |piece: &MemoryPiece| {
-            !is_small(piece) && piece.state != PieceState::Unmapped && !self.is_mapped(piece.previous)
-        };
-        let heads = self.blocks.iter().filter(|(_, piece)| starts(piece));
-        Layout::of(heads.map(|(slot, _)| self.segment(slot, &slabs)))
-    }
-
     fn is_mapped(&self, slot: u32) -> bool {
         self.blocks.get(slot).is_some_and(|piece| piece.state != PieceState::Unmapped)
     }
@@ -386,7 +366,7 @@ impl Strategy for OomphAllocator {
     }
 
     fn used_on(&mut self, _: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
-        self.blocks.note_use(block, stream)
+        self.blocks.note_use(block, stream, false)
     }
 
     plain_state!();
@@ -415,8 +395,16 @@ impl Strategy for OomphAllocator {
         Some(self.free.get(stream).map_or(0, small).min(self.settings.small_limit))
     }
 
+    /// Every contiguous mapped range, slabs as the small blocks in them. A range may hold blocks of
+    /// several streams; it is shown as that of its first.
     fn layout(&self) -> Option<Layout> {
-        Some(self.segments())
+        let heads = self.blocks.iter().filter(|(_, piece)| is_small(piece) && piece.previous == NONE);
+        let slabs: BTreeMap<u32, u32> = heads.map(|(slot, piece)| (piece.note, slot)).collect();
+        let starts = |piece: &MemoryPiece| {
+            !is_small(piece) && piece.state != PieceState::Unmapped && !self.is_mapped(piece.previous)
+        };
+        let heads = self.blocks.iter().filter(|(_, piece)| starts(piece));
+        Some(Layout::of(heads.map(|(slot, _)| self.segment(slot, &slabs))))
     }
 
     fn details(&self) -> Vec<(&'static str, u64)> {

@@ -52,8 +52,12 @@ fn by_pages() -> OomphSettings {
 }
 
 fn in_chunks_of(bytes: u64) -> OomphSettings {
-    let settings =
-        OomphSettings { smallest_chunk: bytes, largest_chunk: bytes, growth_step: bytes, ..OomphSettings::default() };
+    let settings = OomphSettings {
+        smallest_chunk: bytes,
+        largest_chunk: bytes,
+        growth_step: bytes,
+        ..OomphSettings::read("").unwrap()
+    };
     OomphSettings { slack_permille: 0, ..settings }
 }
 
@@ -117,7 +121,7 @@ fn memory_grows_within_the_slack() {
 
 #[test]
 fn memory_of_one_stream_serves_another_with_one_event() {
-    let mut bench = OomphBench::new(OomphSettings::default());
+    let mut bench = OomphBench::new(OomphSettings::read("").unwrap());
     let block = bench.alloc(30 * MIB, 0);
     bench.free(block);
     let before = bench.reserved();
@@ -142,7 +146,7 @@ fn neighbours_of_several_streams_are_joined() {
 
 #[test]
 fn an_empty_slab_serves_large_requests_again() {
-    let mut bench = OomphBench::new(OomphSettings::default());
+    let mut bench = OomphBench::new(OomphSettings::read("").unwrap());
     let small: Vec<Block> = (0..100).map(|_| bench.alloc(20_000, 0)).collect();
     let before = bench.reserved();
     for block in small {
@@ -155,7 +159,7 @@ fn an_empty_slab_serves_large_requests_again() {
 
 #[test]
 fn small_programs_reserve_little() {
-    let mut bench = OomphBench::new(OomphSettings::default());
+    let mut bench = OomphBench::new(OomphSettings::read("").unwrap());
     bench.alloc(512, 0);
     assert_eq!(bench.reserved(), 2 * MIB);
     bench.alloc(64 * MIB, 0);
@@ -195,7 +199,8 @@ fn bad_settings_are_explained() {
 
 #[test]
 fn chunks_follow_the_growth_within_their_limits() {
-    let settings = OomphSettings { smallest_chunk: 2 * MIB, largest_chunk: 16 * MIB, ..OomphSettings::default() };
+    let settings =
+        OomphSettings { smallest_chunk: 2 * MIB, largest_chunk: 16 * MIB, ..OomphSettings::read("").unwrap() };
     let chunk = |mib: u64| settings.chunk_for(mib * MIB, 2 * MIB) / MIB;
     assert_eq!([1, 33, 100, 1000].map(chunk), [2, 4, 8, 16]);
 }

@@ -76,7 +76,7 @@ const PARAMETERS: &[Parameter] = &[
 ];
 
 /// The parameters as read.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct PlannedSettings {
     profile_step: u32,
     minimum_size: u64,
@@ -85,16 +85,10 @@ struct PlannedSettings {
     expandable_segments: bool,
 }
 
-impl Default for PlannedSettings {
-    fn default() -> Self {
-        PlannedSettings { profile_step: 1, minimum_size: MIB, replan_above: Some(0.1), expandable_segments: true }
-    }
-}
-
 impl PlannedSettings {
     fn read(text: &str) -> Result<PlannedSettings, SpecError> {
         let mut settings = PlannedSettings::default();
-        parameters::read(&ENTRY, text, |setting| {
+        parameters::read_with_defaults(&ENTRY, text, |setting| {
             match setting.key {
                 "profile_step" => settings.profile_step = setting.number()?,
                 "minimum_size" => settings.minimum_size = setting.bytes()?,
@@ -288,18 +282,12 @@ impl PlannedStrategy {
 
     /// The memory of the fallback and of the plan.
     fn usage(&self) -> Usage {
-        let (theirs, ours) = (self.fallback.stats().current, self.own.current);
-        Usage {
-            requested: theirs.requested + ours.requested,
-            allocated: theirs.allocated + ours.allocated,
-            active: theirs.active + ours.active,
-            reserved: theirs.reserved + ours.reserved,
-        }
+        self.fallback.stats().current.with(&self.own.current, |theirs, ours| theirs + ours)
     }
 
     fn keep_peaks(&mut self) {
         let now = self.usage();
-        self.peak = highest(self.peak, now);
+        self.peak = self.peak.with(&now, u64::max);
         self.peak_segments = self.peak_segments.max(self.fallback.stats().segments + self.own.segments);
         if self.progress.follows_plan() {
             let peak = &mut self.counts.peak_reserved_since_plan;
@@ -316,15 +304,6 @@ fn write_birth(births: &mut Vec<BlockBirth>, slot: u32, birth: BlockBirth) {
     births[slot] = birth;
 }
 
-fn highest(one: Usage, other: Usage) -> Usage {
-    Usage {
-        requested: one.requested.max(other.requested),
-        allocated: one.allocated.max(other.allocated),
-        active: one.active.max(other.active),
-        reserved: one.reserved.max(other.reserved),
-    }
-}
-
 impl Strategy for PlannedStrategy {
     fn alloc(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
         if request.bytes == 0 {
@@ -335,7 +314,7 @@ impl Strategy for PlannedStrategy {
         let shape = (request.stream, round_up(request.bytes, QUANTUM));
         let plannable = shape.1 >= self.settings.minimum_size && self.open_pools == 0;
         let planned = self.plan.as_ref().filter(|_| plannable).and_then(|plan| plan.look_up(shape));
-        let place = planned.filter(|_| self.progress.trusts_plan()).and_then(|planned| planned.offset);
+        let place = planned.flatten().filter(|_| self.progress.trusts_plan);
         let served = place.and_then(|offset| self.alloc_as_planned(request, shape, offset));
         let attempt = match served {
             Some(block) => Attempt::Served(block, Outcome::Hit),
@@ -346,7 +325,7 @@ impl Strategy for PlannedStrategy {
             write_birth(&mut self.fallback_births, block.slot, birth);
         }
         match (&mut self.plan, planned) {
-            (Some(plan), Some(planned)) => plan.advance(planned),
+            (Some(plan), Some(_)) => plan.advance(shape),
             (Some(_), None) if plannable => {
                 self.counts.unforeseen += 1;
                 self.progress.deviate();
@@ -373,7 +352,7 @@ impl Strategy for PlannedStrategy {
         if block.slot & PLANNED == 0 {
             return self.fallback.used_on(cx, block, stream);
         }
-        self.blocks.note_use(&Block { slot: block.slot & !PLANNED, ..*block }, stream)
+        self.blocks.note_use(&Block { slot: block.slot & !PLANNED, ..*block }, stream, false)
     }
 
     fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError> {
@@ -428,7 +407,7 @@ impl Strategy for PlannedStrategy {
         // After a call that failed half-way, the present may be a peak that is not noted yet.
         Stats {
             current,
-            peak: highest(self.peak, current),
+            peak: self.peak.with(&current, u64::max),
             live_blocks: theirs.live_blocks + ours.live_blocks,
             segments,
             peak_segments: self.peak_segments.max(segments),

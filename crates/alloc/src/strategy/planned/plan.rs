@@ -7,11 +7,10 @@
 //! a predecessor is assumed to stay.
 //!
 //! The n-th request of a stream for a size gets the offset of the n-th such request of the profiled
-//! step. While steps repeat exactly, that is the next entry of the plan, and found at once; an
-//! extra or a missing request of another size does not disturb the others. Every stream has its own
-//! offsets, because memory of one stream may not serve another without waiting.
+//! step, so an extra or a missing request of another size does not disturb the others. Every stream
+//! has its own offsets, because memory of one stream may not serve another without waiting.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use oomph_base::{
     StreamId,
@@ -107,72 +106,29 @@ impl StepProfile {
     }
 }
 
-/// No entry.
-const NONE: u32 = u32::MAX;
-
 /// The plan for one step, and the position of the present step in it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct StepPlan {
-    /// In the order of the profiled step.
-    entries: Vec<PlanEntry>,
-    /// By shape.
-    groups: Vec<ShapeGroup>,
-    /// The entry after the one that was used last.
-    cursor: u32,
+    groups: BTreeMap<RequestShape, ShapeGroup>,
     /// Streams and the bytes that each needs.
     pub(super) needs: Vec<(StreamId, u64)>,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct PlanEntry {
-    group: u32,
-    /// The next entry of the same shape.
-    following: u32,
-    /// `None` for a block that stays: it is not planned.
-    offset: Option<u64>,
-}
-
-#[derive(Clone, Copy, Debug)]
+/// The requests of one shape.
+#[derive(Clone, Debug, Default)]
 struct ShapeGroup {
-    shape: RequestShape,
-    first: u32,
-    /// The next to be used in this step.
-    next: u32,
-}
-
-/// The entry for a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PlannedRequest {
-    entry: u32,
-    /// Where its block goes, if it is planned.
-    pub(super) offset: Option<u64>,
+    /// Where the block of each request goes, in order; `None` for a block that stays.
+    offsets: Vec<Option<u64>>,
+    /// How many of them this step has made.
+    made: usize,
 }
 
 impl StepPlan {
     /// A plan for steps like this one.
     pub(super) fn new(lifetimes: &[ProfiledRequest], period: u32) -> StepPlan {
-        let mut shapes: Vec<RequestShape> = lifetimes.iter().map(|lifetime| lifetime.shape).collect();
-        shapes.sort_unstable();
-        shapes.dedup();
-        let mut groups: Vec<ShapeGroup> =
-            shapes.into_iter().map(|shape| ShapeGroup { shape, first: NONE, next: NONE }).collect();
-        let mut entries = Vec::with_capacity(lifetimes.len());
-        for (place, lifetime) in lifetimes.iter().enumerate().rev() {
-            let group = groups.partition_point(|group| group.shape < lifetime.shape);
-            entries.push(PlanEntry { group: group as u32, following: groups[group].first, offset: None });
-            groups[group].first = place as u32;
-        }
-        entries.reverse();
-        let mut plan = StepPlan { entries, groups, cursor: 0, needs: Vec::new() };
-        plan.pack_streams(lifetimes, period);
-        plan.begin_step();
-        plan
-    }
-
-    fn pack_streams(&mut self, lifetimes: &[ProfiledRequest], period: u32) {
-        let mut streams: Vec<StreamId> = lifetimes.iter().map(|lifetime| lifetime.shape.0).collect();
-        streams.sort_unstable();
-        streams.dedup();
+        let mut plan = StepPlan::default();
+        let mut offsets = vec![None; lifetimes.len()];
+        let streams: BTreeSet<StreamId> = lifetimes.iter().map(|lifetime| lifetime.shape.0).collect();
         for stream in streams {
             let (places, intervals): (Vec<usize>, Vec<BlockLifetime>) = lifetimes
                 .iter()
@@ -182,52 +138,48 @@ impl StepPlan {
                     Some((place, BlockLifetime { bytes, begin, end: end? }))
                 })
                 .unzip();
-            let (offsets, needed) = pack(&intervals, period);
-            for (place, offset) in places.into_iter().zip(offsets) {
-                self.entries[place].offset = Some(offset);
+            let (packed, needed) = pack(&intervals, period);
+            for (place, offset) in places.into_iter().zip(packed) {
+                offsets[place] = Some(offset);
             }
             if needed > 0 {
-                self.needs.push((stream, needed));
+                plan.needs.push((stream, needed));
             }
         }
+        for (lifetime, offset) in lifetimes.iter().zip(offsets) {
+            plan.groups.entry(lifetime.shape).or_default().offsets.push(offset);
+        }
+        plan
     }
 
-    /// Starts again from the first request; returns how many entries the last step did not use.
+    /// Starts again from the first request; returns how many offsets the last step did not use.
     pub(super) fn begin_step(&mut self) -> u64 {
-        let mut unused = 0;
-        for group in &mut self.groups {
-            let mut entry = std::mem::replace(&mut group.next, group.first);
-            while let Some(skipped) = self.entries.get(entry as usize) {
-                unused += u64::from(skipped.offset.is_some());
-                entry = skipped.following;
-            }
-        }
-        self.cursor = 0;
-        unused
+        let unused = |group: &mut ShapeGroup| {
+            let made = std::mem::take(&mut group.made);
+            group.offsets[made..].iter().flatten().count() as u64
+        };
+        self.groups.values_mut().map(unused).sum()
     }
 
     /// How many requests have an offset.
     pub(super) fn places(&self) -> u64 {
-        self.entries.iter().filter(|entry| entry.offset.is_some()).count() as u64
+        self.groups.values().flat_map(|group| &group.offsets).flatten().count() as u64
     }
 
-    /// The entry for the next request of this shape; `None` if there are no more.
+    /// The offset for the next request of this shape, or `Some(None)` for a block that stays; `None`
+    /// if the plan has no more requests of this shape.
     #[inline]
-    pub(super) fn look_up(&self, shape: RequestShape) -> Option<PlannedRequest> {
-        let expected = self.entries.get(self.cursor as usize).map(|entry| &self.groups[entry.group as usize]);
-        let entry = match expected {
-            Some(group) if group.shape == shape && group.next == self.cursor => self.cursor,
-            _ => self.groups[self.groups.binary_search_by_key(&shape, |group| group.shape).ok()?].next,
-        };
-        Some(PlannedRequest { entry, offset: self.entries.get(entry as usize)?.offset })
+    pub(super) fn look_up(&self, shape: RequestShape) -> Option<Option<u64>> {
+        let group = self.groups.get(&shape)?;
+        group.offsets.get(group.made).copied()
     }
 
-    /// Moves on past a request that was served, as planned or not.
+    /// Moves on past a request in the plan, served as planned or not.
     #[inline]
-    pub(super) fn advance(&mut self, planned: PlannedRequest) {
-        let PlanEntry { group, following, .. } = self.entries[planned.entry as usize];
-        self.groups[group as usize].next = following;
-        self.cursor = planned.entry + 1;
+    pub(super) fn advance(&mut self, shape: RequestShape) {
+        if let Some(group) = self.groups.get_mut(&shape) {
+            group.made += 1;
+        }
     }
 }
 
@@ -298,9 +250,9 @@ mod tests {
 
     fn step(plan: &mut StepPlan, shapes: &[(u16, u64)]) -> Vec<Option<u64>> {
         let serve = |&(stream, bytes): &(u16, u64)| {
-            let planned = plan.look_up((StreamId(stream), bytes))?;
-            plan.advance(planned);
-            planned.offset
+            let offset = plan.look_up((StreamId(stream), bytes))?;
+            plan.advance((StreamId(stream), bytes));
+            offset
         };
         shapes.iter().map(serve).collect()
     }

@@ -82,8 +82,9 @@ pub(super) struct PlanProgress {
     unsettled: Option<u32>,
     /// How often the cache of the fallback must still be given back.
     releases: u32,
-    /// Whether the last step followed the plan: only then does the plan get memory.
-    trusts_plan: bool,
+    /// Whether the last step followed the plan: only then does the plan get memory, and do requests
+    /// get its offsets.
+    pub(super) trusts_plan: bool,
     /// Requests of this step that deviated from the plan.
     deviations: u64,
     /// The plan is given up above this many deviations.
@@ -102,12 +103,7 @@ impl PlanProgress {
         self.trusts_plan &= self.deviations <= self.allowed;
     }
 
-    /// Whether requests get the offsets of the plan.
-    pub(super) fn trusts_plan(&self) -> bool {
-        self.trusts_plan
-    }
-
-    /// Whether also all memory from before the plan has gone back.
+    /// Whether requests get the offsets of the plan, and all memory from before the plan has gone back.
     pub(super) fn follows_plan(&self) -> bool {
         self.trusts_plan && self.releases == 0 && self.unsettled.is_none()
     }

@@ -396,7 +396,7 @@ impl<P: PoolPolicy> Strategy for PoolStrategy<P> {
     }
 
     fn used_on(&mut self, _: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
-        self.table.note_use(block, stream)
+        self.table.note_use(block, stream, false)
     }
 
     plain_state!();

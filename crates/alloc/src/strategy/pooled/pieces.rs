@@ -37,8 +37,9 @@ pub(crate) enum PieceState {
     Lent,
 }
 
-/// A piece of memory.
+/// A piece of memory. Aligned, because a plain vector would lay every piece across two cache lines.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
 pub(crate) struct MemoryPiece {
     pub(crate) address: u64,
     pub(crate) size: u64,
@@ -47,11 +48,11 @@ pub(crate) struct MemoryPiece {
     /// Neighbours by address. In a vacant slot `next` is the next vacant one.
     pub(crate) previous: u32,
     pub(crate) next: u32,
-    /// The region it belongs to.
+    /// The region or arena it belongs to.
     pub(crate) region: u32,
-    /// For the strategy: a position in a list of free pieces.
+    /// For the strategy: a position in a list of free pieces, or a time.
     pub(crate) links: [u32; 2],
-    /// For the strategy: a size class, an order, an arena, a slab.
+    /// For the strategy: a size class, an order, an arena, a slab, an expandable segment.
     pub(crate) note: u32,
     /// Its entry among the stream uses, or [`NONE`].
     pub(crate) uses: u32,
@@ -91,6 +92,13 @@ impl MemoryPiece {
         self.uses != NONE
     }
 
+    /// Becomes the first of the vacant slots.
+    #[inline]
+    pub(in crate::strategy) fn vacate(&mut self, vacant: &mut u32, slot: u32) {
+        self.state = PieceState::Vacant;
+        self.next = std::mem::replace(vacant, slot);
+    }
+
     pub(crate) fn view(&self) -> BlockView {
         let state = match self.state {
             PieceState::Allocated => BlockState::Allocated,
@@ -105,9 +113,9 @@ impl MemoryPiece {
 /// All pieces of one strategy, and the streams that use them.
 #[derive(Clone, Debug)]
 pub(crate) struct PieceTable {
-    pieces: Vec<MemoryPiece>,
+    pub(in crate::strategy) pieces: Vec<MemoryPiece>,
     /// The vacant slot to use next, or [`NONE`].
-    vacant: u32,
+    pub(in crate::strategy) vacant: u32,
     uses: StreamUses,
     /// Freed pieces that other streams still use.
     deferred: DeferredFrees<u32>,
@@ -184,9 +192,7 @@ impl PieceTable {
     /// Vacates a slot; its neighbours must no longer point to it.
     #[inline]
     pub(crate) fn remove(&mut self, slot: u32) {
-        let piece = &mut self.pieces[slot as usize];
-        piece.state = PieceState::Vacant;
-        piece.next = std::mem::replace(&mut self.vacant, slot);
+        self.pieces[slot as usize].vacate(&mut self.vacant, slot);
     }
 
     /// Cuts a piece after `bytes`. It keeps the front; the slot of the rest, in the same state, is
@@ -225,8 +231,7 @@ impl PieceTable {
         let joined = pieces[slot as usize].next;
         let gone = &mut pieces[joined as usize];
         let (size, next) = (gone.size, gone.next);
-        gone.state = PieceState::Vacant;
-        gone.next = std::mem::replace(&mut self.vacant, joined);
+        gone.vacate(&mut self.vacant, joined);
         let piece = &mut pieces[slot as usize];
         piece.size += size;
         piece.next = next;
@@ -267,8 +272,8 @@ impl PieceTable {
         Block { address: Address(piece.address), size: piece.size, slot, generation: piece.generation }
     }
 
-    /// Notes that another stream uses a block.
-    pub(crate) fn note_use(&mut self, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
+    /// Notes that another stream uses a block; `capturing` says whether a stream is being captured.
+    pub(crate) fn note_use(&mut self, block: &Block, stream: StreamId, capturing: bool) -> Result<(), StrategyError> {
         let piece = self.live(block)?;
         if piece.stream == stream {
             return Ok(());
@@ -276,7 +281,7 @@ impl PieceTable {
         if piece.uses == NONE {
             self[block.slot].uses = self.uses.add();
         }
-        self.uses.record(self[block.slot].uses, stream, false);
+        self.uses.record(self[block.slot].uses, stream, capturing);
         Ok(())
     }
 
@@ -286,6 +291,13 @@ impl PieceTable {
         if entry != NONE {
             self.uses.remove(entry);
         }
+    }
+
+    /// Drops the uses that were noted during a capture. Returns whether others are left.
+    pub(crate) fn end_capture(&mut self, slot: u32) -> bool {
+        let uses = self[slot].uses;
+        self.uses.end_capture(uses);
+        !self.uses.streams(uses).is_empty()
     }
 
     /// Frees a piece that other streams use: it waits for them.
@@ -327,7 +339,7 @@ impl PieceTable {
 
     /// A slot for a new piece. The last piece of that slot is still in it.
     #[inline]
-    fn take_slot(&mut self) -> u32 {
+    pub(in crate::strategy) fn take_slot(&mut self) -> u32 {
         match self.pieces.get(self.vacant as usize) {
             Some(piece) => std::mem::replace(&mut self.vacant, piece.next),
             None => self.add_slot(),
@@ -459,8 +471,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_piece_fills_at_most_one_cache_line() {
-        assert!(size_of::<MemoryPiece>() <= 64, "{}", size_of::<MemoryPiece>());
+    fn a_piece_fills_one_cache_line() {
+        assert_eq!((size_of::<MemoryPiece>(), align_of::<MemoryPiece>()), (64, 64));
     }
 
     #[test]

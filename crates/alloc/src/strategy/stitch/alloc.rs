@@ -1,10 +1,11 @@
 //! The steps of an allocation in GMLake's order, stitching itself, and giving memory back.
 
 use super::{OWN_SEGMENT, SHARED_SEGMENT, SMALL_SEGMENT, Stitch, ranges::SegmentSpan, segments::SegmentPool};
-use crate::device::PhysicalId;
+use crate::device::{DeviceError, PhysicalId};
 use crate::strategy::{
     Attempt, Block, Context, Outcome, Request, Shortage, StrategyError, StrategyEvent,
     deferred::Patience,
+    leftovers::Leftover,
     pooled::{MemoryPiece, NONE, PieceState},
     unless_out_of_memory,
 };
@@ -138,7 +139,7 @@ impl Stitch {
     fn memory_taken(&mut self, slot: u32) {
         let span = SegmentSpan::of(&self.tiles[slot]);
         if let Some(segment) = self.tiles.segment(span.segment) {
-            self.ranges.memory_taken(&segment.shown_in, &span);
+            self.ranges.count_use(&segment.shown_in, &span, true);
         }
     }
 
@@ -161,7 +162,7 @@ impl Stitch {
         }
         let created = self.leftovers.create(cx.device, bytes / self.chunk, self.chunk);
         let Some(chunks) = unless_out_of_memory(created)? else { return Ok(None) };
-        let mapped = self.leftovers.map(cx.device, chunks.iter().copied(), self.chunk);
+        let mapped = self.map_chunks(cx, &chunks);
         if mapped.is_err() {
             self.leftovers.give_back(cx.device, chunks);
             return Ok(unless_out_of_memory(mapped)?.and(None));
@@ -256,7 +257,7 @@ impl Stitch {
         self.leftovers.clear(cx.device)?;
         let chunks: Vec<PhysicalId> = spans.iter().flat_map(|span| self.chunks_of(span)).copied().collect();
         for round in 0..=MAPPING_RETRIES {
-            let mapped = self.leftovers.map(cx.device, chunks.iter().copied(), self.chunk);
+            let mapped = self.map_chunks(cx, &chunks);
             if let Some(address) = unless_out_of_memory(mapped)? {
                 return Ok(Some(address));
             }
@@ -268,6 +269,15 @@ impl Stitch {
             }
         }
         Ok(None)
+    }
+
+    /// Maps chunks one after the other into a new range of addresses.
+    fn map_chunks(&mut self, cx: &mut Context<'_>, chunks: &[PhysicalId]) -> Result<Address, DeviceError> {
+        let bytes = chunks.len() as u64 * self.chunk;
+        let address = cx.device.virtual_memory()?.reserve(bytes)?;
+        let sized = chunks.iter().map(|&physical| (physical, self.chunk));
+        self.leftovers.map(cx.device, address, sized, [Leftover::Addresses(address, bytes)])?;
+        Ok(address)
     }
 
     fn chunks_of(&self, span: &SegmentSpan) -> &[PhysicalId] {
@@ -311,8 +321,10 @@ impl Stitch {
     /// Gives the addresses of an idle range back.
     fn drop_range(&mut self, cx: &mut Context<'_>, slot: u32) -> Result<(), StrategyError> {
         let range = &self.ranges[slot];
+        let (address, bytes) = (range.address, range.bytes);
         cx.device.stream_synchronize(range.stream)?;
-        self.leftovers.dismantle(cx.device, (range.address, range.bytes), Vec::new())?;
+        cx.device.virtual_memory()?.unmap(address, bytes)?;
+        self.leftovers.push(Leftover::Addresses(address, bytes));
         for index in 0..self.ranges[slot].spans.len() {
             if let Some(segment) = self.tiles.segment_mut(self.ranges[slot].spans[index].segment) {
                 segment.shown_in.retain(|&shown| shown != slot);
@@ -345,7 +357,9 @@ impl Stitch {
             }
             SegmentPool::Large => {
                 cx.device.stream_synchronize(stream)?;
-                self.leftovers.dismantle(cx.device, (address, bytes), segment.chunks.clone())?;
+                cx.device.virtual_memory()?.unmap(address, bytes)?;
+                segment.chunks.iter().for_each(|&chunk| self.leftovers.push(Leftover::Physical(chunk)));
+                self.leftovers.push(Leftover::Addresses(address, bytes));
                 cx.sink.event(StrategyEvent::SegmentUnmap { address, bytes, stream });
             }
         }

@@ -13,7 +13,6 @@
 //! its stream is synchronized, because the driver does not wait.
 
 mod alloc;
-mod chunks;
 mod ranges;
 mod segments;
 #[cfg(test)]
@@ -21,7 +20,6 @@ mod tests;
 
 use self::{
     alloc::StitchPressure,
-    chunks::MappingLeftovers,
     ranges::{SegmentSpan, StitchedRanges},
     segments::{SegmentPool, SegmentTiles},
 };
@@ -29,6 +27,7 @@ use super::{
     Attempt, Block, Built, Caller, Context, Freed, Layout, Parameter, Request, SegmentView, Setup, SpecError, Stats,
     Strategy, StrategyEntry, StrategyError,
     deferred::Patience,
+    leftovers::MappingLeftovers,
     parameters, plain_state,
     pooled::{MemoryPiece, NONE, PieceState},
 };
@@ -82,8 +81,8 @@ const PARAMETERS: &[Parameter] = &[
     Parameter::text("reAlloc", "0, 1", "0", "take only the memory that the free memory lacks, and stitch both"),
 ];
 
-/// The parameters, with GMLake's defaults.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The parameters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct StitchSettings {
     defragments: bool,
     fragment_limit: u64,
@@ -94,23 +93,10 @@ struct StitchSettings {
     takes_shortfall: bool,
 }
 
-impl Default for StitchSettings {
-    fn default() -> Self {
-        StitchSettings {
-            defragments: true,
-            fragment_limit: 512 * MIB,
-            reuse_limit: 10,
-            level: 0,
-            collect_above: 1000 * GIB,
-            takes_shortfall: false,
-        }
-    }
-}
-
 impl StitchSettings {
     fn read(text: &str) -> Result<StitchSettings, SpecError> {
         let mut settings = StitchSettings::default();
-        parameters::read(&ENTRY, text, |setting| {
+        parameters::read_with_defaults(&ENTRY, text, |setting| {
             let switch = || match setting.number()? {
                 0 => Ok(false),
                 1 => Ok(true),
@@ -196,7 +182,7 @@ impl Stitch {
     fn free_tile(&mut self, slot: u32) {
         let span = SegmentSpan::of(&self.tiles[slot]);
         if let Some(segment) = self.tiles.segment(span.segment) {
-            self.ranges.memory_freed(&segment.shown_in, &span);
+            self.ranges.count_use(&segment.shown_in, &span, false);
         }
         self.tiles.release(slot);
     }
@@ -209,39 +195,6 @@ impl Stitch {
             self.free_memory(slot);
         }
         Ok(result?)
-    }
-}
-
-/// The view from outside.
-impl Stitch {
-    /// Segments and the ranges in use, in address order. An idle range has no memory of its own.
-    fn segments(&self) -> Layout {
-        let segments = self.tiles.segments().map(|(_, segment)| {
-            let large = segment.pool == SegmentPool::Large;
-            let blocks = self.tiles.of(segment).map(MemoryPiece::view).collect();
-            let (address, pool) = (Address(segment.address), if large { "large" } else { "small" });
-            SegmentView { mapped: large, ..SegmentView::new(address, segment.bytes, segment.stream, pool, blocks) }
-        });
-        let in_use = |piece: &&MemoryPiece| piece.region == NONE && piece.state != PieceState::Free;
-        let ranges = self.tiles.iter().map(|(_, piece)| piece).filter(in_use).map(|piece| {
-            let blocks = vec![piece.view()];
-            let view = SegmentView::new(Address(piece.address), piece.size, piece.stream, "stitched", blocks);
-            SegmentView { mapped: true, alias: true, ..view }
-        });
-        Layout::of(segments.chain(ranges))
-    }
-
-    /// The largest request of this stream that needs no new memory.
-    fn largest_cached(&self, stream: StreamId) -> u64 {
-        let sizes = |pool| self.tiles.descending(pool, stream).map(|slot| self.tiles[slot].size);
-        let tile = sizes(SegmentPool::Large).next().unwrap_or(0);
-        let range = self.ranges.largest_free(stream).filter(|_| self.settings.reuse_limit > 0).unwrap_or(0);
-        let together: u64 = sizes(SegmentPool::Large).sum();
-        let stitched = if self.may_stitch(together, StitchPressure::None) { together } else { 0 };
-        match tile.max(range).max(stitched) {
-            0 => sizes(SegmentPool::Small).next().unwrap_or(0).min(SMALL_SIZE),
-            large => large,
-        }
     }
 }
 
@@ -274,7 +227,7 @@ impl Strategy for Stitch {
     }
 
     fn used_on(&mut self, _: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
-        self.tiles.note_use(block, stream)
+        self.tiles.note_use(block, stream, false)
     }
 
     plain_state!();
@@ -290,11 +243,32 @@ impl Strategy for Stitch {
     }
 
     fn largest_free(&self, stream: StreamId) -> Option<u64> {
-        Some(self.largest_cached(stream))
+        let sizes = |pool| self.tiles.descending(pool, stream).map(|slot| self.tiles[slot].size);
+        let tile = sizes(SegmentPool::Large).next().unwrap_or(0);
+        let range = self.ranges.largest_free(stream).filter(|_| self.settings.reuse_limit > 0).unwrap_or(0);
+        let together: u64 = sizes(SegmentPool::Large).sum();
+        let stitched = if self.may_stitch(together, StitchPressure::None) { together } else { 0 };
+        Some(match tile.max(range).max(stitched) {
+            0 => sizes(SegmentPool::Small).next().unwrap_or(0).min(SMALL_SIZE),
+            large => large,
+        })
     }
 
+    /// Segments and the ranges in use. An idle range has no memory of its own.
     fn layout(&self) -> Option<Layout> {
-        Some(self.segments())
+        let segments = self.tiles.segments().map(|(_, segment)| {
+            let large = segment.pool == SegmentPool::Large;
+            let blocks = self.tiles.of(segment).map(MemoryPiece::view).collect();
+            let (address, pool) = (Address(segment.address), if large { "large" } else { "small" });
+            SegmentView { mapped: large, ..SegmentView::new(address, segment.bytes, segment.stream, pool, blocks) }
+        });
+        let in_use = |piece: &&MemoryPiece| piece.region == NONE && piece.state != PieceState::Free;
+        let ranges = self.tiles.iter().map(|(_, piece)| piece).filter(in_use).map(|piece| {
+            let blocks = vec![piece.view()];
+            let view = SegmentView::new(Address(piece.address), piece.size, piece.stream, "stitched", blocks);
+            SegmentView { mapped: true, alias: true, ..view }
+        });
+        Some(Layout::of(segments.chain(ranges)))
     }
 
     fn details(&self) -> Vec<(&'static str, u64)> {

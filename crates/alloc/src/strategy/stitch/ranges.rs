@@ -114,26 +114,17 @@ impl StitchedRanges {
         self.free.range(from..=to).next_back().map(|&(_, bytes, ..)| bytes)
     }
 
-    /// Counts memory as in use in the ranges that show it.
-    pub(super) fn memory_taken(&mut self, shown_in: &[u32], taken: &SegmentSpan) {
+    /// Counts memory as in use, or as free again, in the ranges that show it.
+    pub(super) fn count_use(&mut self, shown_in: &[u32], memory: &SegmentSpan, taken: bool) {
         for &slot in shown_in {
             let range = &mut self.ranges[slot as usize];
-            let overlap: u64 = range.spans.iter().map(|span| span.overlap(taken)).sum();
-            if overlap > 0 && range.busy == 0 {
-                self.free.remove(&(range.stream, range.bytes, range.address, slot));
-            }
-            range.busy += overlap;
-        }
-    }
-
-    /// Counts memory as free again in the ranges that show it.
-    pub(super) fn memory_freed(&mut self, shown_in: &[u32], freed: &SegmentSpan) {
-        for &slot in shown_in {
-            let range = &mut self.ranges[slot as usize];
-            let overlap: u64 = range.spans.iter().map(|span| span.overlap(freed)).sum();
-            range.busy -= overlap;
-            if overlap > 0 && range.busy == 0 {
-                self.free.insert((range.stream, range.bytes, range.address, slot));
+            let overlap: u64 = range.spans.iter().map(|span| span.overlap(memory)).sum();
+            let key = (range.stream, range.bytes, range.address, slot);
+            range.busy = if taken { range.busy + overlap } else { range.busy - overlap };
+            if range.busy == 0 {
+                self.free.insert(key);
+            } else {
+                self.free.remove(&key);
             }
         }
     }
@@ -173,13 +164,13 @@ mod tests {
         let wide = ranges.add(0, Address(1 << 40), STREAM, vec![span(100, 50), span(200, 50)]);
         let narrow = ranges.add(1, Address(2 << 40), STREAM, vec![span(120, 10), span(300, 60)]);
         assert_eq!((ranges.best_fit(STREAM, 60, 1000), ranges.bytes), (Some(narrow), 170));
-        ranges.memory_taken(&[wide, narrow], &span(110, 15));
+        ranges.count_use(&[wide, narrow], &span(110, 15), true);
         assert_eq!(ranges.best_fit(STREAM, 60, 1000), None);
-        ranges.memory_taken(&[wide, narrow], &span(240, 10));
-        ranges.memory_freed(&[wide, narrow], &span(110, 15));
+        ranges.count_use(&[wide, narrow], &span(240, 10), true);
+        ranges.count_use(&[wide, narrow], &span(110, 15), false);
         assert_eq!(ranges.best_fit(STREAM, 60, 1000), Some(narrow));
         assert_eq!(ranges.idle(false), [wide]);
-        ranges.memory_freed(&[wide, narrow], &span(240, 10));
+        ranges.count_use(&[wide, narrow], &span(240, 10), false);
         assert_eq!((ranges.best_fit(STREAM, 80, 1000), ranges.best_fit(STREAM, 10, 60)), (Some(wide), None));
         assert_eq!((ranges.largest_free(STREAM), ranges.largest_free(StreamId(1))), (Some(100), None));
     }

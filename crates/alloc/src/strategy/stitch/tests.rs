@@ -276,7 +276,7 @@ fn parameters_have_the_names_of_gmlake() {
         level: 1,
         collect_above: 80 * GIB,
         takes_shortfall: true,
-        ..StitchSettings::default()
+        ..StitchSettings::read("").unwrap()
     };
     assert_eq!(read, expected);
     assert!(!StitchSettings::read("vmmDefragment:0").unwrap().defragments);

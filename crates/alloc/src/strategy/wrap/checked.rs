@@ -1,17 +1,17 @@
 //! Checks whether a strategy keeps its contract.
 //!
 //! The wrapper keeps its own counters ([`ExpectedState`]) from requests, results and events alone,
-//! and compares them with the strategy's after every call. ViolationLog are collected. The
-//! strategy's answers are passed on unchanged, so that a checked run makes the same decisions as an
-//! unchecked one.
+//! and compares them with the strategy's after every call. Violations are collected. The strategy's
+//! answers are passed on unchanged, so that a checked run makes the same decisions as an unchecked
+//! one.
 
 use std::fmt;
 
 use super::shadow::{ExpectedState, PhysicalBacking};
-use crate::device::{Device, wrap::InterceptedDevice};
+use crate::device::wrap::InterceptedDevice;
 use crate::strategy::{
-    Attempt, Block, BlockState, BlockView, Caller, Context, Control, EventSink, Freed, InitialLayout, Layout, Request,
-    SegmentView, Stats, Strategy, StrategyError, StrategyEvent,
+    Attempt, Block, BlockState, BlockView, Caller, Context, Control, EventSink, Freed, InitialLayout, Layout, Refusal,
+    Request, SegmentView, Stats, Strategy, StrategyError, StrategyEvent,
 };
 use oomph_base::{Address, StreamId};
 
@@ -25,46 +25,41 @@ pub struct CheckedStrategy<S> {
     inner: S,
     shadow: ExpectedState,
     backing: PhysicalBacking,
-    violations: ViolationLog,
 }
 
-oomph_base::named_enum! {
-    /// A rule of the contract. Its name is that in findings.
-    pub enum ContractRule {
-        /// Live blocks and blocks that wait for a stream do not overlap, neither by address nor by
-        /// physical memory.
-        Overlap = "overlap",
-        /// Every block starts at a multiple of [`ALIGNMENT`](crate::strategy::ALIGNMENT).
-        Alignment = "alignment",
-        /// A block is at least as large as its request, and a request of zero bytes is refused.
-        Size = "size",
-        /// Live blocks can be freed and used; all other handles are refused.
-        Handle = "handle",
-        /// The strategy's counters agree with what it did.
-        Books = "books",
-        /// Segments and blocks tile memory and sum to the counters.
-        Layout = "layout",
-        /// Events report segments taken and released, delayed frees once each, and failures.
-        Events = "events",
-        /// After a close the strategy is as new.
-        Close = "close",
-    }
+/// The rules of the contract, by their names in findings.
+pub mod rules {
+    /// Live blocks and blocks that wait for a stream do not overlap, neither by address nor by
+    /// physical memory.
+    pub const OVERLAP: &str = "overlap";
+    /// Every block starts at a multiple of [`ALIGNMENT`](crate::strategy::ALIGNMENT).
+    pub const ALIGNMENT: &str = "alignment";
+    /// A block is at least as large as its request, and a request of zero bytes is refused.
+    pub const SIZE: &str = "size";
+    /// Live blocks can be freed and used; all other handles are refused.
+    pub const HANDLE: &str = "handle";
+    /// The strategy's counters agree with what it did.
+    pub const BOOKS: &str = "books";
+    /// Segments and blocks tile memory and sum to the counters.
+    pub const LAYOUT: &str = "layout";
+    /// Events report segments taken and released, delayed frees once each, and failures.
+    pub const EVENTS: &str = "events";
+    /// After a close the strategy is as new.
+    pub const CLOSE: &str = "close";
 }
 
-/// One violation of the contract.
+/// A violation of the contract.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ContractViolation {
-    /// During which call to the strategy, from 1.
-    pub call: u64,
-    /// The rule.
-    pub rule: ContractRule,
+pub struct ConformanceFinding {
+    /// The rule, or the check that found it.
+    pub check: &'static str,
     /// What happened.
     pub detail: String,
 }
 
-impl fmt::Display for ContractViolation {
+impl fmt::Display for ConformanceFinding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "call {}: {}: {}", self.call, self.rule, self.detail)
+        write!(f, "{}: {}", self.check, self.detail)
     }
 }
 
@@ -72,22 +67,23 @@ impl fmt::Display for ContractViolation {
 #[derive(Clone, Debug, Default)]
 pub(super) struct ViolationLog {
     call: u64,
-    kept: Vec<ContractViolation>,
+    kept: Vec<ConformanceFinding>,
     count: u64,
 }
 
 impl ViolationLog {
     /// Records a violation.
     #[cold]
-    pub(super) fn add(&mut self, rule: ContractRule, detail: String) {
+    pub(super) fn add(&mut self, rule: &'static str, detail: String) {
         self.count += 1;
         if self.kept.len() < MOST_KEPT {
-            self.kept.push(ContractViolation { call: self.call, rule, detail });
+            let detail = format!("call {}: {rule}: {detail}", self.call);
+            self.kept.push(ConformanceFinding { check: rule, detail });
         }
     }
 
     /// Records a violation unless `holds`.
-    pub(super) fn expect(&mut self, holds: bool, rule: ContractRule, detail: impl FnOnce() -> String) {
+    pub(super) fn expect(&mut self, holds: bool, rule: &'static str, detail: impl FnOnce() -> String) {
         if !holds {
             self.add(rule, detail());
         }
@@ -97,40 +93,35 @@ impl ViolationLog {
 impl<S: Strategy> CheckedStrategy<S> {
     /// Checks `inner`, which has no live blocks yet.
     pub fn new(inner: S) -> Self {
-        CheckedStrategy {
-            inner,
-            shadow: ExpectedState::default(),
-            backing: PhysicalBacking::default(),
-            violations: ViolationLog::default(),
-        }
+        CheckedStrategy { inner, shadow: ExpectedState::default(), backing: PhysicalBacking::default() }
     }
 
-    /// The first violations, oldest first.
-    pub fn violations(&self) -> &[ContractViolation] {
-        &self.violations.kept
+    /// The first violations, oldest first. Each begins with the number of the call to the strategy.
+    pub fn violations(&self) -> &[ConformanceFinding] {
+        &self.shadow.log.kept
     }
 
     /// The number of violations, including those that were not kept.
     pub fn violation_count(&self) -> u64 {
-        self.violations.count
+        self.shadow.log.count
     }
 
     /// Whether the live blocks are known. They are not after a close that failed half-way.
     pub fn is_sound(&self) -> bool {
-        self.shadow.is_known()
+        !self.shadow.unknown
     }
 
     /// Compares the strategy's layout with the counters, block by block. Slow.
     pub fn audit(&mut self) {
-        if self.shadow.is_known() {
-            audit_layout(&self.inner, &self.shadow, &mut self.violations);
+        if !self.shadow.unknown {
+            audit_layout(&self.inner, &mut self.shadow);
         }
     }
 
     /// [`Strategy::fork`] with a concrete type.
     pub fn fork_checked(&self) -> Option<CheckedStrategy<Box<dyn Strategy>>> {
         let (shadow, backing) = (self.shadow.clone(), self.backing.clone());
-        Some(CheckedStrategy { inner: self.inner.fork()?, shadow, backing, violations: self.violations.clone() })
+        Some(CheckedStrategy { inner: self.inner.fork()?, shadow, backing })
     }
 
     /// The strategy inside.
@@ -140,86 +131,87 @@ impl<S: Strategy> CheckedStrategy<S> {
 
     /// Makes one call with a listener in front of the event sink and one in front of the device.
     fn observe<R>(&mut self, cx: &mut Context<'_>, call: impl FnOnce(&mut S, &mut Context<'_>) -> R) -> R {
-        self.violations.call += 1;
+        self.shadow.log.call += 1;
         let mut freed = Vec::new();
-        let mut listener = CheckedSink {
-            shadow: &mut self.shadow,
-            freed: &mut freed,
-            violations: &mut self.violations,
-            outer: cx.sink,
-        };
+        let mut listener = CheckedSink { shadow: &mut self.shadow, freed: &mut freed, outer: cx.sink };
         let mut device = InterceptedDevice::new(&mut *cx.device, &mut self.backing);
         let result = call(&mut self.inner, &mut Context { device: &mut device, sink: &mut listener });
         freed.into_iter().for_each(|block| self.backing.vacate(block));
         result
     }
 
-    /// A block was handed out for a request of `bytes`.
-    fn on_served(&mut self, block: Block, bytes: u64) {
-        self.shadow.served(block, bytes, &mut self.violations);
-        if let Some(other) = self.backing.occupy(&block) {
-            let detail = format!("physical memory of the block at {} is that of the one at {other}", block.address);
-            self.violations.add(ContractRule::Overlap, detail);
+    /// Makes one call, passes the result to `judge` and compares the counters.
+    fn check<R>(
+        &mut self,
+        cx: &mut Context<'_>,
+        call: impl FnOnce(&mut S, &mut Context<'_>) -> Result<R, StrategyError>,
+        judge: impl FnOnce(&mut Self, &Result<R, StrategyError>),
+    ) -> Result<R, StrategyError> {
+        let result = self.observe(cx, call);
+        judge(self, &result);
+        let stats = self.inner.stats();
+        if matches!(result, Err(StrategyError::Device(_))) {
+            // An announced release may not have happened, so the strategy's value is accepted.
+            self.shadow.stats.current.reserved = stats.current.reserved;
         }
+        self.shadow.compare(&stats, cx.device.held_bytes());
+        result
     }
 
-    /// Compares the counters after a call.
-    fn compare(&mut self, device: &dyn Device, error: Option<&StrategyError>) {
-        if matches!(error, Some(StrategyError::Device(_))) {
-            self.shadow.accept_reserved(&self.inner.stats());
+    /// A block was handed out for a request of `bytes`.
+    fn on_served(&mut self, block: Block, bytes: u64) {
+        self.shadow.served(block, bytes);
+        if let Some(other) = self.backing.occupy(&block) {
+            let detail = format!("physical memory of the block at {} is that of the one at {other}", block.address);
+            self.shadow.log.add(rules::OVERLAP, detail);
         }
-        self.shadow.compare(&self.inner.stats(), device.held_bytes(), &mut self.violations);
     }
 }
 
 impl<S: Strategy> Strategy for CheckedStrategy<S> {
     fn alloc(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
-        let result = self.observe(cx, |inner, cx| inner.alloc(cx, request));
-        match &result {
-            Ok(Attempt::Served(block, _)) => self.on_served(*block, request.bytes),
-            Ok(Attempt::OutOfMemory(shortage)) => self.shadow.ran_out(shortage.refused_by),
+        let call = |inner: &mut S, cx: &mut Context<'_>| inner.alloc(cx, request);
+        self.check(cx, call, |this, result| match result {
+            Ok(Attempt::Served(block, _)) => this.on_served(*block, request.bytes),
+            Ok(Attempt::OutOfMemory(shortage)) => {
+                this.shadow.stats.ooms += u64::from(shortage.refused_by != Refusal::Size);
+            }
             Err(StrategyError::UnknownBlock { .. }) => {
-                self.violations.add(ContractRule::Handle, "an alloc answered that a block is unknown".to_owned());
+                this.shadow.log.add(rules::HANDLE, "an alloc answered that a block is unknown".to_owned());
             }
             Err(error) => {
                 let refused = *error == StrategyError::ZeroBytes;
-                self.violations.expect(refused == (request.bytes == 0), ContractRule::Size, || {
+                this.shadow.log.expect(refused == (request.bytes == 0), rules::SIZE, || {
                     format!("a request for {} bytes answered '{error}'", request.bytes)
                 });
             }
-        }
-        self.compare(cx.device, result.as_ref().err());
-        result
+        })
     }
 
     fn free(&mut self, cx: &mut Context<'_>, block: Block, caller: Caller) -> Result<Freed, StrategyError> {
         let was_live = self.shadow.is_live(&block);
-        let result = self.observe(cx, |inner, cx| inner.free(cx, block, caller));
-        self.shadow.check_handle(&block, was_live, result.as_ref().err(), &mut self.violations);
-        if let Ok(freed) = result
-            && was_live
-        {
-            self.shadow.freed(&block, freed);
-            if freed == Freed::Now {
-                self.backing.vacate(block.address);
+        let call = |inner: &mut S, cx: &mut Context<'_>| inner.free(cx, block, caller);
+        self.check(cx, call, |this, result| {
+            this.shadow.check_handle(&block, was_live, result.as_ref().err());
+            if let Ok(freed) = *result
+                && was_live
+            {
+                this.shadow.freed(&block, freed);
+                if freed == Freed::Now {
+                    this.backing.vacate(block.address);
+                }
             }
-        }
-        self.compare(cx.device, result.as_ref().err());
-        result
+        })
     }
 
     fn used_on(&mut self, cx: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
         let is_live = self.shadow.is_live(block);
-        let result = self.observe(cx, |inner, cx| inner.used_on(cx, block, stream));
-        self.shadow.check_handle(block, is_live, result.as_ref().err(), &mut self.violations);
-        self.compare(cx.device, result.as_ref().err());
-        result
+        let call = |inner: &mut S, cx: &mut Context<'_>| inner.used_on(cx, block, stream);
+        self.check(cx, call, |this, result| this.shadow.check_handle(block, is_live, result.as_ref().err()))
     }
 
     fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError> {
-        let result = self.observe(cx, |inner, cx| inner.control(cx, command));
-        self.compare(cx.device, result.as_ref().err());
-        result
+        self.check(cx, |inner, cx| inner.control(cx, command), |_, _| {})
     }
 
     fn resume_from(
@@ -227,32 +219,29 @@ impl<S: Strategy> Strategy for CheckedStrategy<S> {
         cx: &mut Context<'_>,
         initial: &InitialLayout,
     ) -> Result<Option<Vec<Block>>, StrategyError> {
-        let result = self.observe(cx, |inner, cx| inner.resume_from(cx, initial));
-        let requested = initial.layout.blocks().filter(|block| block.state != BlockState::Free);
-        let resumed = result.iter().flatten().flatten().zip(requested.map(|block| block.requested));
-        for (block, bytes) in resumed {
-            self.on_served(*block, bytes);
-        }
-        self.compare(cx.device, result.as_ref().err());
-        result
+        let call = |inner: &mut S, cx: &mut Context<'_>| inner.resume_from(cx, initial);
+        self.check(cx, call, |this, result| {
+            let requested = initial.layout.blocks().filter(|block| block.state != BlockState::Free);
+            for (block, view) in result.iter().flatten().flatten().zip(requested) {
+                this.on_served(*block, view.requested);
+            }
+        })
     }
 
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
-        let result = self.observe(cx, |inner, cx| inner.trim(cx));
-        self.compare(cx.device, result.as_ref().err());
-        result
+        self.check(cx, |inner, cx| inner.trim(cx), |_, _| {})
     }
 
     /// After a close that failed half-way the live blocks are unknown: nothing is checked until a
     /// close succeeds.
     fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
-        self.shadow.begin_close();
+        self.shadow.unknown = true;
         let result = self.observe(cx, |inner, cx| inner.close(cx));
         if result.is_ok() {
-            self.shadow = ExpectedState::default();
+            self.shadow.reset();
             self.backing.vacate_all();
             let stats = self.inner.stats();
-            self.violations.expect(stats == Stats::default(), ContractRule::Close, || {
+            self.shadow.log.expect(stats == Stats::default(), rules::CLOSE, || {
                 format!("after a close the counters are {stats:?}")
             });
         }
@@ -272,13 +261,12 @@ struct CheckedSink<'a> {
     shadow: &'a mut ExpectedState,
     /// Blocks whose delayed free has completed.
     freed: &'a mut Vec<Address>,
-    violations: &'a mut ViolationLog,
     outer: &'a mut dyn EventSink,
 }
 
 impl EventSink for CheckedSink<'_> {
     fn event(&mut self, event: StrategyEvent) {
-        self.shadow.on_event(event, self.violations);
+        self.shadow.on_event(event);
         if let StrategyEvent::FreeCompleted { address, .. } = event {
             self.freed.push(address);
         }
@@ -288,11 +276,11 @@ impl EventSink for CheckedSink<'_> {
 
 /// Compares a strategy's layout with its counters and with what callers hold. A strategy without a
 /// layout is not checked.
-fn audit_layout(strategy: &dyn Strategy, shadow: &ExpectedState, violations: &mut ViolationLog) {
+fn audit_layout(strategy: &dyn Strategy, shadow: &mut ExpectedState) {
     let Some(layout) = strategy.layout() else { return };
-    check_tiling(&layout, violations);
-    check_sums(strategy, &layout, violations);
-    check_holdings(&layout, shadow, violations);
+    check_tiling(&layout, &mut shadow.log);
+    check_sums(strategy, &layout, &mut shadow.log);
+    check_holdings(&layout, shadow);
 }
 
 /// Segments are in order and do not overlap; the blocks of each fill it without gaps.
@@ -300,14 +288,14 @@ fn check_tiling(layout: &Layout, violations: &mut ViolationLog) {
     let real: Vec<&SegmentView> = layout.segments.iter().filter(|segment| !segment.alias).collect();
     for pair in real.windows(2) {
         let end = pair[0].address.offset(pair[0].bytes);
-        violations.expect(end <= pair[1].address, ContractRule::Layout, || {
+        violations.expect(end <= pair[1].address, rules::LAYOUT, || {
             format!("the segment at {} ends at {end}, the next begins at {}", pair[0].address, pair[1].address)
         });
     }
     for segment in &layout.segments {
         let mut at = segment.address;
         for block in &segment.blocks {
-            violations.expect(block.address == at && block.size > 0, ContractRule::Layout, || {
+            violations.expect(block.address == at && block.size > 0, rules::LAYOUT, || {
                 format!(
                     "in the segment at {}: {} bytes at {}, expected at {at}",
                     segment.address, block.size, block.address
@@ -316,7 +304,7 @@ fn check_tiling(layout: &Layout, violations: &mut ViolationLog) {
             at = block.address.offset(block.size);
         }
         let end = segment.address.offset(segment.bytes);
-        violations.expect(at == end, ContractRule::Layout, || {
+        violations.expect(at == end, rules::LAYOUT, || {
             format!("the blocks of the segment at {} end at {at}, it ends at {end}", segment.address)
         });
     }
@@ -329,7 +317,7 @@ fn check_sums(strategy: &dyn Strategy, layout: &Layout, violations: &mut Violati
     let in_state = |state| layout.blocks().filter(|block| block.state == state).map(|block| block.size).sum::<u64>();
     let allocated = in_state(BlockState::Allocated);
     let mut agree = |name: &str, layout: u64, books: u64| {
-        violations.expect(layout == books, ContractRule::Layout, || {
+        violations.expect(layout == books, rules::LAYOUT, || {
             format!("{name}: {layout} in the layout, {books} in the counters")
         });
     };
@@ -343,36 +331,32 @@ fn check_sums(strategy: &dyn Strategy, layout: &Layout, violations: &mut Violati
     let in_aliases = layout.segments.iter().filter(|segment| segment.alias).flat_map(|segment| &segment.blocks);
     let shown: u64 = in_aliases.filter(|block| is_in_use(block)).map(|block| block.size).sum();
     let lent = in_state(BlockState::Lent);
-    violations.expect(lent == shown, ContractRule::Layout, || {
+    violations.expect(lent == shown, rules::LAYOUT, || {
         format!("{lent} bytes are lent, {shown} are in use under other addresses")
     });
     let free = in_state(BlockState::Free);
     for stream in layout.segments.iter().map(|segment| segment.stream).chain([StreamId::DEFAULT]) {
         let largest = strategy.largest_free(stream).unwrap_or(0);
-        violations.expect(largest <= free, ContractRule::Layout, || {
+        violations.expect(largest <= free, rules::LAYOUT, || {
             format!("{largest} bytes should be free in one piece for stream {stream}, {free} are free in all")
         });
     }
 }
 
 /// The blocks in use in the layout are those that callers hold.
-fn check_holdings(layout: &Layout, shadow: &ExpectedState, violations: &mut ViolationLog) {
-    let mut in_use: Vec<&BlockView> = layout.blocks().filter(|block| is_in_use(block)).collect();
-    in_use.sort_unstable_by_key(|block| block.address);
-    let mut theirs = in_use.iter().copied().map(|block| (block.address, block.size, block.requested, block.state));
-    let mut ours = shadow.held().map(|held| {
+fn check_holdings(layout: &Layout, shadow: &mut ExpectedState) {
+    let in_use = layout.blocks().filter(|block| is_in_use(block));
+    let theirs = in_use.map(|block| (block.address, block.size, block.requested, block.state));
+    let ours = shadow.held.values().map(|held| {
         let state = if held.pending { BlockState::Pending } else { BlockState::Allocated };
         (held.block.address, held.block.size, held.requested, state)
     });
-    loop {
-        let (their, our) = (theirs.next(), ours.next());
-        if their != our {
-            violations.add(ContractRule::Layout, format!("the layout has {their:?} where callers hold {our:?}"));
-            return;
-        }
-        if our.is_none() {
-            return;
-        }
+    let (mut theirs, ours): (Vec<_>, Vec<_>) = (theirs.collect(), ours.collect());
+    theirs.sort_unstable_by_key(|&(address, ..)| address);
+    let differs = (0..theirs.len().max(ours.len())).find(|&place| theirs.get(place) != ours.get(place));
+    if let Some(place) = differs {
+        let (their, our) = (theirs.get(place), ours.get(place));
+        shadow.log.add(rules::LAYOUT, format!("the layout has {their:?} where callers hold {our:?}"));
     }
 }
 

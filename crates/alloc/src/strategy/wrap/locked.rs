@@ -81,6 +81,27 @@ impl<S: Strategy, E: EventSink> LockedStrategy<S, E> {
     }
 }
 
+/// Methods of [`Strategy`] or [`Device`] that take the lock and call what is behind it.
+macro_rules! under_lock {
+    (cx: $(fn $name:ident($($argument:ident: $type:ty),*) -> $output:ty;)*) => {$(
+        #[inline]
+        fn $name(&mut self, _: &mut Context<'_>, $($argument: $type),*) -> Result<$output, StrategyError> {
+            self.locked.with(|strategy, cx| strategy.$name(cx, $($argument),*))
+        }
+    )*};
+    (&self: $(fn $name:ident($($argument:ident: $type:ty),*) -> $output:ty;)*) => {$(
+        fn $name(&self, $($argument: $type),*) -> $output {
+            self.with(|inner| inner.$name($($argument),*))
+        }
+    )*};
+}
+
+impl<S: Strategy, E: EventSink> SharedStrategy<'_, S, E> {
+    fn with<R>(&self, call: impl FnOnce(&S) -> R) -> R {
+        self.locked.with(|strategy, _| call(strategy))
+    }
+}
+
 impl<S: Strategy, E: EventSink + Send> Strategy for SharedStrategy<'_, S, E> {
     #[inline]
     fn alloc(&mut self, _: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
@@ -95,58 +116,26 @@ impl<S: Strategy, E: EventSink + Send> Strategy for SharedStrategy<'_, S, E> {
         attempt
     }
 
-    #[inline]
-    fn free(&mut self, _: &mut Context<'_>, block: Block, caller: Caller) -> Result<Freed, StrategyError> {
-        self.locked.with(|strategy, cx| strategy.free(cx, block, caller))
-    }
-
-    fn used_on(&mut self, _: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
-        self.locked.with(|strategy, cx| strategy.used_on(cx, block, stream))
-    }
-
-    fn control(&mut self, _: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError> {
-        self.locked.with(|strategy, cx| strategy.control(cx, command))
-    }
-
-    fn resume_from(
-        &mut self,
-        _: &mut Context<'_>,
-        initial: &InitialLayout,
-    ) -> Result<Option<Vec<Block>>, StrategyError> {
-        self.locked.with(|strategy, cx| strategy.resume_from(cx, initial))
-    }
-
-    fn trim(&mut self, _: &mut Context<'_>) -> Result<(), StrategyError> {
-        self.locked.with(|strategy, cx| strategy.trim(cx))
-    }
-
-    /// Closes it for all threads.
-    fn close(&mut self, _: &mut Context<'_>) -> Result<(), StrategyError> {
-        self.locked.with(|strategy, cx| strategy.close(cx))
+    // A close closes it for all threads.
+    under_lock! { cx:
+        fn free(block: Block, caller: Caller) -> Freed;
+        fn used_on(block: &Block, stream: StreamId) -> ();
+        fn control(command: &Control<'_>) -> ();
+        fn resume_from(initial: &InitialLayout) -> Option<Vec<Block>>;
+        fn trim() -> ();
+        fn close() -> ();
     }
 
     fn stats(&self) -> Stats {
         self.stats
     }
 
-    fn largest_free(&self, stream: StreamId) -> Option<u64> {
-        self.locked.with(|strategy, _| strategy.largest_free(stream))
-    }
-
-    fn layout(&self) -> Option<Layout> {
-        self.locked.with(|strategy, _| strategy.layout())
-    }
-
-    fn details(&self) -> Vec<(&'static str, u64)> {
-        self.locked.with(|strategy, _| strategy.details())
-    }
-
-    fn requires(&self) -> Capabilities {
-        self.locked.with(|strategy, _| strategy.requires())
-    }
-
-    fn fork(&self) -> Option<Box<dyn Strategy>> {
-        self.locked.with(|strategy, _| strategy.fork())
+    under_lock! { &self:
+        fn largest_free(stream: StreamId) -> Option<u64>;
+        fn layout() -> Option<Layout>;
+        fn details() -> Vec<(&'static str, u64)>;
+        fn requires() -> Capabilities;
+        fn fork() -> Option<Box<dyn Strategy>>;
     }
 }
 
@@ -154,31 +143,27 @@ impl<S: Strategy, E: EventSink> SharedDevice<'_, S, E> {
     fn with<R>(&self, call: impl FnOnce(&mut dyn Device) -> R) -> R {
         self.locked.with(|_, cx| call(&mut *cx.device))
     }
-}
 
-impl<S: Strategy, E: EventSink> SharedDevice<'_, S, E> {
     fn respond(&mut self, call: DriverCall) -> DriverAnswer {
         if matches!(call, DriverCall::StreamCreate { .. }) && self.known_streams < self.common_streams {
             self.known_streams += 1;
-            return Ok(DriverReply::Stream(StreamId(self.known_streams), 0));
+            let stream = StreamId(self.known_streams);
+            return Ok(DriverReply::Stream(stream, self.with(|device| device.stream_handle(stream))));
         }
         self.with(|device| call.make(device))
     }
 }
 
-/// Methods of [`Device`] that take the lock and read from the device behind it.
-macro_rules! read_under_lock {
-    ($(fn $name:ident($($argument:ident: $type:ty),*) -> $output:ty;)*) => {$(
-        fn $name(&self, $($argument: $type),*) -> $output {
-            self.with(|device| device.$name($($argument),*))
-        }
-    )*};
-}
-
 with_driver_calls! { device_from_responses! {
     ['a, S, E] SharedDevice<'a, S, E>, [S: Strategy, E: EventSink + Send],
     {
-        read_under_lock! {
+        fn props(&self) -> &DeviceProps {
+            &self.props
+        }
+        fn elapse(&mut self, time: Nanos) {
+            self.with(|device| device.elapse(time));
+        }
+        under_lock! { &self:
             fn held_bytes() -> u64;
             fn growth_bytes(bytes: u64) -> u64;
             fn free_bytes() -> u64;
@@ -187,12 +172,6 @@ with_driver_calls! { device_from_responses! {
             fn now() -> Nanos;
             fn ledger() -> CallLedger;
             fn calls() -> CallTally;
-        }
-        fn props(&self) -> &DeviceProps {
-            &self.props
-        }
-        fn elapse(&mut self, time: Nanos) {
-            self.with(|device| device.elapse(time));
         }
     },
     {

@@ -87,7 +87,7 @@ mod resumed;
 mod shadow;
 
 pub use addressed::AddressedStrategy;
-pub use checked::{CheckedStrategy, ContractRule, ContractViolation};
+pub use checked::{CheckedStrategy, ConformanceFinding, rules};
 use locked::Lock;
 pub use locked::{LockedStrategy, SharedDevice, SharedStrategy};
 pub use resumed::ResumedStrategy;

@@ -3,30 +3,28 @@
 
 use std::collections::BTreeMap;
 
-use super::checked::{ContractRule, ViolationLog};
+use super::checked::{ViolationLog, rules};
 use crate::device::{
     Device, PhysicalId,
     wrap::{DriverAnswer, DriverCall, Interceptor},
 };
-use crate::strategy::{ALIGNMENT, Block, Freed, Refusal, Stats, StrategyError, StrategyEvent, Usage};
+use crate::strategy::{ALIGNMENT, Block, Freed, Stats, StrategyError, StrategyEvent, Usage};
 use oomph_base::Address;
 
 /// The counters and blocks that a strategy should have.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ExpectedState {
     /// Live blocks and blocks that wait for a stream, by address.
-    held: BTreeMap<Address, ExpectedBlock>,
-    usage: Usage,
-    live_blocks: u64,
-    allocs: u64,
-    frees: u64,
-    ooms: u64,
+    pub(super) held: BTreeMap<Address, ExpectedBlock>,
+    /// Without segments, and without peaks of reserved memory.
+    pub(super) stats: Stats,
     /// Failures reported by events.
     ooms_reported: u64,
     /// Whether an event reported that memory was taken.
     takes_memory: bool,
-    /// Whether a close failed half-way.
-    unknown: bool,
+    /// Whether the live blocks are unknown, after a close that failed half-way.
+    pub(super) unknown: bool,
+    pub(super) log: ViolationLog,
 }
 
 /// A block that is live, or freed and waiting for a stream.
@@ -38,30 +36,25 @@ pub(super) struct ExpectedBlock {
 }
 
 impl ExpectedState {
-    /// Whether the live blocks are known.
-    pub(super) fn is_known(&self) -> bool {
-        !self.unknown
-    }
-
-    /// Live and waiting blocks, in address order.
-    pub(super) fn held(&self) -> impl Iterator<Item = &ExpectedBlock> {
-        self.held.values()
+    /// The strategy is as new. The violations stay.
+    pub(super) fn reset(&mut self) {
+        *self = ExpectedState { log: std::mem::take(&mut self.log), ..ExpectedState::default() };
     }
 
     /// A block was handed out for a request of `requested` bytes.
-    pub(super) fn served(&mut self, block: Block, requested: u64, violations: &mut ViolationLog) {
+    pub(super) fn served(&mut self, block: Block, requested: u64) {
         let Block { address, size, .. } = block;
-        violations.expect(requested > 0, ContractRule::Size, || "a request for zero bytes was served".to_owned());
-        violations.expect(size >= requested, ContractRule::Size, || {
+        self.log.expect(requested > 0, rules::SIZE, || "a request for zero bytes was served".to_owned());
+        self.log.expect(size >= requested, rules::SIZE, || {
             format!("{size} bytes at {address} for a request of {requested}")
         });
-        violations.expect(address != Address::NULL && address.0 % ALIGNMENT == 0, ContractRule::Alignment, || {
+        self.log.expect(address != Address::NULL && address.0 % ALIGNMENT == 0, rules::ALIGNMENT, || {
             format!("a block at {address}")
         });
         if let Some(other) = self.overlapping(address, size) {
             let state = if other.pending { "waits for a stream" } else { "is live" };
-            violations.add(
-                ContractRule::Overlap,
+            self.log.add(
+                rules::OVERLAP,
                 format!(
                     "{size} bytes at {address} overlap {} bytes at {}, which {state}",
                     other.block.size, other.block.address
@@ -69,24 +62,13 @@ impl ExpectedState {
             );
         }
         self.held.insert(address, ExpectedBlock { block, requested, pending: false });
-        self.allocs += 1;
-        self.live_blocks += 1;
-        self.usage.requested = self.usage.requested.saturating_add(requested);
-        self.usage.allocated = self.usage.allocated.saturating_add(size);
-        self.usage.active = self.usage.active.saturating_add(size);
-    }
-
-    /// A request failed.
-    pub(super) fn ran_out(&mut self, refused_by: Refusal) {
-        self.ooms += u64::from(refused_by != Refusal::Size);
+        self.stats.on_alloc(requested, size);
     }
 
     /// A live block was freed.
     pub(super) fn freed(&mut self, block: &Block, freed: Freed) {
-        self.frees += 1;
-        self.live_blocks -= 1;
         if let Some(held) = self.held.get_mut(&block.address) {
-            self.usage.allocated = self.usage.allocated.saturating_sub(held.block.size);
+            self.stats.on_free(held.block.size);
             held.pending = true;
         }
         if freed == Freed::Now {
@@ -95,44 +77,32 @@ impl ExpectedState {
     }
 
     /// Checks the answer to a call with a handle; `was_live` is the state before the call.
-    pub(super) fn check_handle(
-        &self,
-        block: &Block,
-        was_live: bool,
-        error: Option<&StrategyError>,
-        violations: &mut ViolationLog,
-    ) {
+    pub(super) fn check_handle(&mut self, block: &Block, was_live: bool, error: Option<&StrategyError>) {
         if self.unknown {
             return;
         }
         let refused = matches!(error, Some(StrategyError::UnknownBlock { .. }));
         let address = block.address;
-        violations.expect(!(was_live && refused), ContractRule::Handle, || {
-            format!("the live block at {address} was refused")
-        });
-        violations.expect(was_live || refused, ContractRule::Handle, || {
+        self.log.expect(!(was_live && refused), rules::HANDLE, || format!("the live block at {address} was refused"));
+        self.log.expect(was_live || refused, rules::HANDLE, || {
             format!("a stale or foreign handle for {address} was not refused")
         });
     }
 
-    /// A close begins.
-    pub(super) fn begin_close(&mut self) {
-        self.unknown = true;
-    }
-
     /// An event arrived.
-    pub(super) fn on_event(&mut self, event: StrategyEvent, violations: &mut ViolationLog) {
+    pub(super) fn on_event(&mut self, event: StrategyEvent) {
+        let reserved = &mut self.stats.current.reserved;
         match event {
             StrategyEvent::SegmentAlloc { bytes, .. } | StrategyEvent::SegmentMap { bytes, .. } => {
                 self.takes_memory = true;
-                self.usage.reserved = self.usage.reserved.saturating_add(bytes);
+                *reserved = reserved.saturating_add(bytes);
             }
             StrategyEvent::SegmentFree { bytes, .. } | StrategyEvent::SegmentUnmap { bytes, .. } => {
-                self.usage.reserved = self.usage.reserved.saturating_sub(bytes);
+                *reserved = reserved.saturating_sub(bytes);
             }
             StrategyEvent::FreeCompleted { address, requested, .. } => {
                 let known = self.held.get(&address).is_some_and(|held| held.pending && held.requested == requested);
-                violations.expect(known || self.unknown, ContractRule::Events, || {
+                self.log.expect(known || self.unknown, rules::EVENTS, || {
                     format!("a free of {requested} bytes at {address} completed without a pending free")
                 });
                 if known {
@@ -144,32 +114,27 @@ impl ExpectedState {
         }
     }
 
-    /// A driver call failed: an announced release may not have happened, so the strategy's value is
-    /// accepted.
-    pub(super) fn accept_reserved(&mut self, stats: &Stats) {
-        self.usage.reserved = stats.current.reserved;
-    }
-
     /// Compares with the strategy's counters.
-    pub(super) fn compare(&self, stats: &Stats, device_held: u64, violations: &mut ViolationLog) {
+    pub(super) fn compare(&mut self, stats: &Stats, device_held: u64) {
         if self.unknown {
             return;
         }
         let Usage { requested, allocated, active, reserved } = stats.current;
         let mut agree = |name: &str, theirs: u64, ours: u64| {
-            violations.expect(theirs == ours, ContractRule::Books, || format!("{name} is {theirs}, should be {ours}"));
+            self.log.expect(theirs == ours, rules::BOOKS, || format!("{name} is {theirs}, should be {ours}"));
         };
-        agree("requested", requested, self.usage.requested);
-        agree("allocated", allocated, self.usage.allocated);
-        agree("active", active, self.usage.active);
-        agree("live_blocks", stats.live_blocks, self.live_blocks);
-        agree("allocs", stats.allocs, self.allocs);
-        agree("frees", stats.frees, self.frees);
-        agree("ooms", stats.ooms, self.ooms);
-        violations.expect(self.ooms_reported == self.ooms, ContractRule::Events, || {
-            format!("{} failures were reported, {} happened", self.ooms_reported, self.ooms)
+        let expected = &self.stats;
+        agree("requested", requested, expected.current.requested);
+        agree("allocated", allocated, expected.current.allocated);
+        agree("active", active, expected.current.active);
+        agree("live_blocks", stats.live_blocks, expected.live_blocks);
+        agree("allocs", stats.allocs, expected.allocs);
+        agree("frees", stats.frees, expected.frees);
+        agree("ooms", stats.ooms, expected.ooms);
+        self.log.expect(self.ooms_reported == expected.ooms, rules::EVENTS, || {
+            format!("{} failures were reported, {} happened", self.ooms_reported, expected.ooms)
         });
-        violations.expect(allocated <= active && active <= reserved, ContractRule::Books, || {
+        self.log.expect(allocated <= active && active <= reserved, rules::BOOKS, || {
             format!("allocated {allocated} <= active {active} <= reserved {reserved} does not hold")
         });
         let peaks = [
@@ -179,15 +144,15 @@ impl ExpectedState {
             (stats.peak.reserved, reserved),
             (stats.peak_segments, stats.segments),
         ];
-        violations.expect(peaks.iter().all(|(peak, now)| peak >= now), ContractRule::Books, || {
+        self.log.expect(peaks.iter().all(|(peak, now)| peak >= now), rules::BOOKS, || {
             format!("a peak is below the current value: {stats:?}")
         });
         // A strategy that neither reports nor counts a segment takes no memory (`null`).
         if self.takes_memory || stats.segments > 0 {
-            violations.expect(reserved == self.usage.reserved, ContractRule::Events, || {
-                format!("reserved is {reserved}, events sum to {}", self.usage.reserved)
+            self.log.expect(reserved == expected.current.reserved, rules::EVENTS, || {
+                format!("reserved is {reserved}, events sum to {}", expected.current.reserved)
             });
-            violations.expect(reserved <= device_held, ContractRule::Books, || {
+            self.log.expect(reserved <= device_held, rules::BOOKS, || {
                 format!("reserved is {reserved}, the device holds {device_held}")
             });
         }
@@ -202,8 +167,7 @@ impl ExpectedState {
 
     fn reusable(&mut self, address: Address) {
         if let Some(held) = self.held.remove(&address) {
-            self.usage.active = self.usage.active.saturating_sub(held.block.size);
-            self.usage.requested = self.usage.requested.saturating_sub(held.requested);
+            self.stats.on_reusable(held.requested, held.block.size);
         }
     }
 
