@@ -163,7 +163,7 @@ impl CheckedPlayer {
             self.run.findings = self.watch.findings();
         }
         self.run.calls = self.watch.device.ledger();
-        self.run.driver_errors = self.watch.errors().len() as u64;
+        self.run.driver_errors = self.watch.errors.len() as u64;
         self.run
     }
 
@@ -345,7 +345,7 @@ impl CheckedPlayer {
     /// Checks that there are no more driver errors than injected ones, and that no call was
     /// invalid.
     pub(super) fn judge_errors(&mut self, injected: u64) {
-        let errors = self.watch.errors();
+        let errors = &self.watch.errors;
         if errors.len() as u64 > injected {
             let (count, last) = (errors.len(), errors.last().map(ToString::to_string).unwrap_or_default());
             self.watch.find(
@@ -356,7 +356,7 @@ impl CheckedPlayer {
         let is_invalid = |error: &&StrategyError| {
             matches!(error, StrategyError::Device(DeviceError::InvalidValue { .. } | DeviceError::Unsupported(_)))
         };
-        if let Some(error) = self.watch.errors().iter().find(is_invalid).map(ToString::to_string) {
+        if let Some(error) = self.watch.errors.iter().find(is_invalid).map(ToString::to_string) {
             self.watch.find("driver", format!("an invalid driver call: {error}"));
         }
     }
