@@ -31,7 +31,7 @@ pub fn replay<O: Observer>(
     };
     let mut resumed = ResumedStrategy::new(strategy, initial);
     let done = drive(source, &mut resumed, device, options, observer)?;
-    Ok(ReplayOutcome { inherited: resumed.given(), ..done })
+    Ok(ReplayOutcome { inherited: resumed.given, ..done })
 }
 
 /// Runs all rounds.

@@ -198,7 +198,7 @@ fn check_afterwards(session: &mut MisuseSession) {
         if let Err(error) = replay(&*PROGRAM, strategy, device, &options, &mut Silent) {
             session.findings.push(format!("an ordinary program fails afterwards: {error}"));
         }
-        session.strategy.inner_mut().audit();
+        session.strategy.inner.audit();
         free_everything(session);
         session.collect_violations();
     }
@@ -216,7 +216,7 @@ fn free_everything(session: &mut MisuseSession) {
     if let Err(error) = session.trim() {
         session.findings.push(format!("a trim fails afterwards: {error}"));
     }
-    session.strategy.inner_mut().audit();
+    session.strategy.inner.audit();
     if let Err(error) = session.close() {
         session.findings.push(format!("a close fails afterwards: {error}"));
     }

@@ -157,7 +157,7 @@ impl MisuseSession {
 
     /// Makes findings of all violations since the last call.
     pub(super) fn collect_violations(&mut self) {
-        let violations = self.strategy.inner().violations();
+        let violations = self.strategy.inner.violations();
         self.findings.extend(violations[self.judged..].iter().map(|violation| violation.detail.clone()));
         self.judged = violations.len();
     }
@@ -165,7 +165,7 @@ impl MisuseSession {
     /// The strategy in the way the program uses it, and the device.
     pub(super) fn parts(&mut self) -> (&mut dyn Strategy, &mut dyn Device) {
         let strategy: &mut dyn Strategy = match self.access {
-            AccessPath::Handle => self.strategy.inner_mut(),
+            AccessPath::Handle => &mut self.strategy.inner,
             AccessPath::Address => &mut self.strategy,
         };
         (strategy, &mut *self.device)
@@ -180,8 +180,8 @@ impl MisuseSession {
     ) -> Option<R> {
         self.collect_violations();
         let answer = misuse(self);
-        self.strategy.inner_mut().audit();
-        let violations = self.strategy.inner().violations();
+        self.strategy.inner.audit();
+        let violations = self.strategy.inner.violations();
         let new = violations[self.judged..].iter().filter(|violation| violation.check != accepted);
         self.findings.extend(new.map(|violation| violation.detail.clone()));
         self.judged = violations.len();
@@ -196,7 +196,7 @@ impl MisuseSession {
     fn free_block(&mut self, block: Block, caller: Caller) -> Result<Freed, StrategyError> {
         let mut cx = Context { device: &mut *self.device, sink: &mut Silent };
         match self.access {
-            AccessPath::Handle => self.strategy.inner_mut().free(&mut cx, block, caller),
+            AccessPath::Handle => self.strategy.inner.free(&mut cx, block, caller),
             AccessPath::Address => self.strategy.free_by_address(&mut cx, block.address, caller),
         }
     }
@@ -204,7 +204,7 @@ impl MisuseSession {
     fn note_use(&mut self, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
         let mut cx = Context { device: &mut *self.device, sink: &mut Silent };
         match self.access {
-            AccessPath::Handle => self.strategy.inner_mut().used_on(&mut cx, block, stream),
+            AccessPath::Handle => self.strategy.inner.used_on(&mut cx, block, stream),
             AccessPath::Address => self.strategy.used_on_by_address(&mut cx, block.address, stream),
         }
     }

@@ -27,7 +27,7 @@ use super::{
     pooled::{MemoryPiece, NONE, PieceState, PieceTable},
     unless_out_of_memory,
 };
-use crate::device::{Capabilities, Device, DeviceError, PoolId, PoolSettings, PoolUsage, StreamOrderedPools};
+use crate::device::{Capabilities, Device, DeviceError, PoolId, PoolSettings, PoolUsage};
 use oomph_base::{Address, StreamId, round_up};
 
 /// The registry's line.
@@ -121,10 +121,6 @@ struct OpenedPool {
     maximum: u64,
 }
 
-fn pools(device: &mut dyn Device) -> Result<&mut dyn StreamOrderedPools, DeviceError> {
-    device.stream_ordered_pools()
-}
-
 impl AsyncPool {
     fn new(settings: PoolSettings) -> AsyncPool {
         AsyncPool {
@@ -146,11 +142,15 @@ impl AsyncPool {
             Some(pool) => pool,
             None => {
                 let maximum = device.memory_info()?.free;
-                OpenedPool { id: pools(device)?.pool_create(Some(maximum))?, configured: false, maximum }
+                OpenedPool {
+                    id: device.stream_ordered_pools()?.pool_create(Some(maximum))?,
+                    configured: false,
+                    maximum,
+                }
             }
         };
         self.pool = Some(pool);
-        pools(device)?.pool_configure(pool.id, self.settings)?;
+        device.stream_ordered_pools()?.pool_configure(pool.id, self.settings)?;
         pool.configured = true;
         self.pool = Some(pool);
         Ok(pool)
@@ -158,7 +158,8 @@ impl AsyncPool {
 
     /// Asks the driver what the pool holds, and updates the statistics.
     fn look(&mut self, cx: &mut Context<'_>, pool: PoolId) -> Result<(), DeviceError> {
-        let PoolUsage { reserved, reserved_high, used_high, .. } = pools(cx.device)?.pool_usage(pool)?;
+        let PoolUsage { reserved, reserved_high, used_high, .. } =
+            cx.device.stream_ordered_pools()?.pool_usage(pool)?;
         self.since_look = 0;
         self.looks += 1;
         self.used_high = self.used_high.max(used_high);
@@ -188,7 +189,7 @@ impl AsyncPool {
         result?;
         while let Some(&slot) = self.departing.front() {
             let MemoryPiece { address, stream, state, .. } = self.blocks[slot];
-            pools(cx.device)?.free_async(Address(address), stream)?;
+            cx.device.stream_ordered_pools()?.free_async(Address(address), stream)?;
             self.departing.pop_front();
             if state == PieceState::Pending {
                 self.blocks.report_completed(cx, &mut self.stats, slot);
@@ -202,7 +203,7 @@ impl AsyncPool {
     fn empty(&mut self, cx: &mut Context<'_>, pool: PoolId) -> Result<(), DeviceError> {
         self.complete_frees(cx, Patience::Wait)?;
         cx.device.synchronize()?;
-        pools(cx.device)?.pool_trim(pool, 0)?;
+        cx.device.stream_ordered_pools()?.pool_trim(pool, 0)?;
         let looked = self.look(cx, pool);
         if looked.is_err() {
             // After a trim only the bytes in use are certain.
@@ -235,13 +236,13 @@ impl Strategy for AsyncPool {
         let size = round_up(requested, GRANULE);
         let pool = self.open_pool(cx.device)?;
         self.complete_frees(cx, Patience::Poll)?;
-        let mut found = unless_out_of_memory(pools(cx.device)?.alloc_async(pool.id, size, stream))?;
+        let mut found = unless_out_of_memory(cx.device.stream_ordered_pools()?.alloc_async(pool.id, size, stream))?;
         let retried = found.is_none();
         if retried {
             cx.sink.event(StrategyEvent::Retry { rounded: size });
             self.empty(cx, pool.id)?;
             self.stats.retries += 1;
-            found = unless_out_of_memory(pools(cx.device)?.alloc_async(pool.id, size, stream))?;
+            found = unless_out_of_memory(cx.device.stream_ordered_pools()?.alloc_async(pool.id, size, stream))?;
         }
         let Some(address) = found else {
             let room = pool.maximum.saturating_sub(self.stats.current.active);
@@ -270,7 +271,7 @@ impl Strategy for AsyncPool {
             self.stats.on_free(size);
             return Ok(Freed::Later);
         }
-        pools(cx.device)?.free_async(block.address, stream)?;
+        cx.device.stream_ordered_pools()?.free_async(block.address, stream)?;
         self.blocks.remove(block.slot);
         self.stats.on_free(size);
         self.stats.on_reusable(requested, size);
@@ -304,14 +305,14 @@ impl Strategy for AsyncPool {
         let live: Vec<u32> = self.blocks.iter().map(|(slot, _)| slot).collect();
         for slot in live {
             let MemoryPiece { address, stream, .. } = self.blocks[slot];
-            pools(cx.device)?.free_async(Address(address), stream)?;
+            cx.device.stream_ordered_pools()?.free_async(Address(address), stream)?;
             self.blocks.remove(slot);
         }
         self.blocks.destroy_idle_events(cx.device)?;
         if let Some(pool) = self.pool {
             // Without this, a destroyed pool does not give its memory back at once.
             cx.device.synchronize()?;
-            pools(cx.device)?.pool_destroy(pool.id)?;
+            cx.device.stream_ordered_pools()?.pool_destroy(pool.id)?;
         }
         *self = AsyncPool::new(self.settings);
         Ok(())

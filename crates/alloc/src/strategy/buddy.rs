@@ -18,7 +18,7 @@ use super::{
     },
 };
 use crate::device::Device;
-use oomph_base::{MIB, StreamId};
+use oomph_base::StreamId;
 
 /// The registry's line.
 pub(super) const ENTRY: StrategyEntry = StrategyEntry {
@@ -39,7 +39,7 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
 const QUANTUM: u64 = 512;
 
 fn build(parameters: &str, _: &Setup<'_>) -> Built {
-    let region = parameters::read_amount(&ENTRY, parameters, 64 * MIB)?;
+    let region = parameters::read_amount(&ENTRY, parameters)?;
     if !region.is_power_of_two() || !(QUANTUM..REQUEST_LIMIT).contains(&region) {
         let reason = format!("'region': {region} bytes are not a power of two of at least {QUANTUM}");
         return Err(ENTRY.refused(reason));
@@ -137,7 +137,7 @@ impl PoolPolicy for BuddyPolicy {
 mod tests {
     use super::*;
     use crate::strategy::{StrategySpec, pooled::PoolBench};
-    use oomph_base::{GIB, KIB};
+    use oomph_base::{GIB, KIB, MIB};
 
     #[test]
     fn a_region_is_halved_until_the_piece_fits() {

@@ -128,10 +128,10 @@ pub(crate) fn read_with_defaults(
     read(entry, &(defaults.collect::<String>() + text), apply)
 }
 
-/// Reads the value of the only parameter, an amount of memory, if it is given.
-pub(crate) fn read_amount(entry: &StrategyEntry, text: &str, default: u64) -> Result<u64, SpecError> {
-    let mut amount = default;
-    read(entry, text, |setting| setting.bytes().map(|bytes| amount = bytes))?;
+/// The value of the only parameter, an amount of memory.
+pub(crate) fn read_amount(entry: &StrategyEntry, text: &str) -> Result<u64, SpecError> {
+    let mut amount = 0;
+    read_with_defaults(entry, text, |setting| setting.bytes().map(|bytes| amount = bytes))?;
     Ok(amount)
 }
 

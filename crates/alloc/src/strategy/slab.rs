@@ -18,7 +18,7 @@ use super::{
     },
 };
 use crate::device::Device;
-use oomph_base::{MIB, StreamId};
+use oomph_base::StreamId;
 
 /// The registry's line.
 pub(super) const ENTRY: StrategyEntry = StrategyEntry {
@@ -42,7 +42,7 @@ const STEPS: u64 = 1 << STEP_BITS;
 const STEP_BITS: u32 = 3;
 
 fn build(parameters: &str, _: &Setup<'_>) -> Built {
-    let slab = parameters::read_amount(&ENTRY, parameters, 2 * MIB)?;
+    let slab = parameters::read_amount(&ENTRY, parameters)?;
     if !(STEPS << QUANTUM_BITS..REQUEST_LIMIT).contains(&slab) {
         let reason = format!("'slab': {slab} bytes are too few for eight blocks");
         return Err(ENTRY.refused(reason));
@@ -193,7 +193,7 @@ mod tests {
 
     use super::*;
     use crate::strategy::{StrategySpec, pooled::PoolBench};
-    use oomph_base::{GIB, KIB};
+    use oomph_base::{GIB, KIB, MIB};
 
     #[test]
     fn classes_follow_each_other_without_a_gap() {

@@ -17,7 +17,7 @@ use super::{
     },
 };
 use crate::device::Device;
-use oomph_base::{MIB, StreamId, round_up};
+use oomph_base::{StreamId, round_up};
 
 /// The registry's line.
 pub(super) const ENTRY: StrategyEntry = StrategyEntry {
@@ -38,7 +38,7 @@ const STEP_BITS: u32 = 5;
 const LINEAR: u64 = QUANTUM << STEP_BITS;
 
 fn build(parameters: &str, _: &Setup<'_>) -> Built {
-    let region = parameters::read_amount(&ENTRY, parameters, 20 * MIB)?;
+    let region = parameters::read_amount(&ENTRY, parameters)?;
     Ok(Box::new(PoolStrategy::new(ENTRY.name, TlsfPolicy { region, free: PerStream::default() })))
 }
 
@@ -130,7 +130,7 @@ impl PoolPolicy for TlsfPolicy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use oomph_base::KIB;
+    use oomph_base::{KIB, MIB};
 
     #[test]
     fn classes_are_exact_below_and_one_step_wide_above() {

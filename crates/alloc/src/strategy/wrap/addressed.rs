@@ -61,7 +61,8 @@ impl Strategy for ByAddress {
 /// A strategy whose blocks can be named by address.
 #[derive(Clone, Debug)]
 pub struct AddressedStrategy<S> {
-    inner: S,
+    /// The strategy. Blocks that are allocated or freed through it bypass the address table.
+    pub inner: S,
     live: AddressTable,
 }
 
@@ -69,21 +70,6 @@ impl<S: Strategy> AddressedStrategy<S> {
     /// `inner` has no live blocks yet.
     pub fn new(inner: S) -> Self {
         AddressedStrategy { inner, live: AddressTable::default() }
-    }
-
-    /// The strategy inside.
-    pub fn into_inner(self) -> S {
-        self.inner
-    }
-
-    /// The strategy inside, for reading.
-    pub fn inner(&self) -> &S {
-        &self.inner
-    }
-
-    /// The strategy inside. Blocks that are allocated or freed through it bypass the address table.
-    pub fn inner_mut(&mut self) -> &mut S {
-        &mut self.inner
     }
 
     /// The handle of the live block at `address`, without its size.

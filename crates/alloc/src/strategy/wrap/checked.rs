@@ -124,11 +124,6 @@ impl<S: Strategy> CheckedStrategy<S> {
         Some(CheckedStrategy { inner: self.inner.fork()?, shadow, backing })
     }
 
-    /// The strategy inside.
-    pub fn into_inner(self) -> S {
-        self.inner
-    }
-
     /// Makes one call with a listener in front of the event sink and one in front of the device.
     fn observe<R>(&mut self, cx: &mut Context<'_>, call: impl FnOnce(&mut S, &mut Context<'_>) -> R) -> R {
         self.shadow.log.call += 1;

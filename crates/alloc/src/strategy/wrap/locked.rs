@@ -273,7 +273,7 @@ mod tests {
             assert_eq!((stats.allocs, stats.frees, stats.current.allocated), (800, 800, 0), "{}", entry.name);
             shared.with(|strategy, cx| strategy.close(cx)).unwrap();
             let (strategy, device, _) = shared.into_parts();
-            assert_eq!(strategy.into_inner().violations(), [], "{}", entry.name);
+            assert_eq!(strategy.inner.violations(), [], "{}", entry.name);
             assert_eq!(device.held_bytes(), 0, "{}", entry.name);
         }
     }
