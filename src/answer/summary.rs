@@ -8,10 +8,8 @@ use serde::Serialize;
 
 use crate::{
     answer::scan,
-    replay::{LiveBlock, Observer, OpenedAllocator, Replay, ReplayError, ReplayMoment, replay as run},
-    strategy::{
-        BlockState, Context, EventSink, Layout, Outcome, Silent, Stats, Strategy, StrategyError, StrategyEvent, Usage,
-    },
+    replay::{LiveBlock, Observer, Replay, ReplayError, ReplayMoment},
+    strategy::{BlockState, EventSink, Layout, Outcome, Silent, Stats, Strategy, StrategyEvent, Usage},
     trace::{MarkKind, Op, Source, TraceError},
 };
 
@@ -40,9 +38,6 @@ pub enum SummaryError {
     /// The replay broke.
     #[error(transparent)]
     Replay(#[from] ReplayError),
-    /// The strategy could not be closed.
-    #[error(transparent)]
-    Strategy(#[from] StrategyError),
     /// The moment never comes.
     #[error("it has no {0}; `oomph inspect` without --at shows how many steps, phases and events there are")]
     NoSuchMoment(String),
@@ -108,11 +103,12 @@ impl SummaryMoment {
 /// Runs a replay and returns the state of memory at the moment `at`. If memory runs out before that moment, the state at
 /// the end.
 pub fn summarize(replay: &Replay<'_>, at: &SummaryMoment) -> Result<MemorySummary, SummaryError> {
-    let OpenedAllocator { mut strategy, mut device, .. } = replay.open()?;
-    let mut books = SummaryRecorder::until(at.event(replay.source)?, *at == SummaryMoment::Peak);
-    let replayed = run(replay.source, &mut *strategy, &mut *device, &replay.options, &mut books)?;
-    let summary = books.finish(&*strategy, replayed.events);
-    strategy.close(&mut Context { device: &mut *device, sink: &mut Silent })?;
+    let mut opened = replay.open()?;
+    let (until, at_peak) = (at.event(replay.source)?, *at == SummaryMoment::Peak);
+    let mut books = SummaryRecorder { until, at_peak, ..SummaryRecorder::default() };
+    let replayed = opened.replay(replay.source, &replay.options, &mut books)?;
+    let summary = books.finish(&*opened.strategy, replayed.events);
+    opened.close(replayed.events, &mut Silent)?;
     match at {
         SummaryMoment::Event(event) if *event > replayed.events && replayed.ooms == 0 => {
             Err(SummaryError::NoSuchMoment(format!("event {event}")))
@@ -182,10 +178,6 @@ struct SummaryRecorder {
 }
 
 impl SummaryRecorder {
-    fn until(until: Option<u64>, at_peak: bool) -> SummaryRecorder {
-        SummaryRecorder { until, at_peak, ..SummaryRecorder::default() }
-    }
-
     fn finish(mut self, strategy: &dyn Strategy, events: u64) -> MemorySummary {
         self.read_peak(strategy);
         match self.kept {

@@ -9,7 +9,7 @@ use crate::{
     measure::{CaseDetail, CaseLabel, CaseRecord, StepTimes, measure, time_steps},
     models::{Recipe, Workload, WorkloadError},
     replay::{LimitEnforcer, OpenedAllocator, Replay, ReplayError, ReplayOptions, ReplayOutcome},
-    strategy::{Context, Silent, StrategySpec},
+    strategy::{Silent, StrategySpec},
     trace::{CollectiveKind, MarkKind, Op, Source, TraceError, for_each_event},
 };
 
@@ -85,13 +85,11 @@ pub(super) fn time_recipe(
     let device = device.open()?;
     let limit = card_bytes.map(|bytes| bytes.saturating_sub(device.overhead_bytes()));
     let replay = Replay::new(&workload).limit(limit).enforced_by(LimitEnforcer::Device);
-    let OpenedAllocator { mut strategy, mut device, .. } = replay.open_on(device)?;
+    let mut opened = replay.open_on(device)?;
     let options = ReplayOptions { stop: Some(stop), ..ReplayOptions::default() };
-    let timed = time_steps(&workload, &mut *strategy, &mut *device, &options);
+    let timed = time_steps(&workload, &mut *opened.strategy, &mut *opened.device, &options);
     // A failed replay must return its memory, too.
-    let event = timed.as_ref().map_or(0, |(_, outcome)| outcome.events);
-    let closed = strategy.close(&mut Context { device: &mut *device, sink: &mut Silent });
-    closed.map_err(|source| ReplayError::Strategy { event, source })?;
+    opened.close(timed.as_ref().map_or(0, |(_, outcome)| outcome.events), &mut Silent)?;
     Ok(timed?)
 }
 

@@ -507,10 +507,7 @@ impl MomentFacts {
 
 fn summary_failure(error: SummaryError) -> CommandError {
     match error {
-        SummaryError::Trace(_) | SummaryError::NoSuchMoment(_) | SummaryError::BadMoment(_) => {
-            CommandError::usage(error)
-        }
         SummaryError::Replay(error) => CommandError::replay(error),
-        SummaryError::Strategy(_) => error.into(),
+        _ => CommandError::usage(error),
     }
 }

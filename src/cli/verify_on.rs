@@ -11,7 +11,6 @@ use std::{
 
 use anyhow::anyhow;
 use clap::Args;
-use indicatif::ProgressBar;
 
 use super::{
     exit::{self, CommandError, CommandResult, StopPolicy},
@@ -25,7 +24,7 @@ use super::{
 use crate::{
     base::{NoProgress, parallel_map},
     device::{DeviceProps, DeviceSpec},
-    measure::{AgreementRecord, CaseLabel, agreement::Finding},
+    measure::{AgreementRecord, CaseLabel, agreement::AgreementFinding},
     replay::{OnOutOfMemory, verify::Companion},
     strategy::StrategySpec,
     suite::{self, Case, CaseFilter, CaseSettings, SourceSpec, SuiteFile},
@@ -57,17 +56,11 @@ pub struct OnOptions {
 /// The strategies that must agree.
 const DEFAULT_STRATEGIES: [&str; 3] = ["direct", "caching", "caching:expandable_segments:True"];
 
-/// One source, not yet read, and its cases.
+/// One source and its cases. It is read when its turn comes: recordings are verified first, which
+/// takes a while.
 struct ComparedSource {
-    source: UnreadSource,
+    source: SourceSpec,
     cases: Vec<(CaseLabel, StrategySpec)>,
-}
-
-enum UnreadSource {
-    /// Generated while it is replayed.
-    Workload(Arc<dyn Source>),
-    /// Read into memory when its turn comes: recordings are verified first, which takes a while.
-    File(SourceSpec),
 }
 
 /// The devices that are compared.
@@ -102,11 +95,11 @@ pub fn run(args: &verify::Args) -> CommandResult {
 
 fn exit_code(done: &[ComparedCase]) -> u8 {
     let any = |finding| done.iter().any(|compared| compared.record.finding == finding);
-    if any(Finding::Differs) {
+    if any(AgreementFinding::Differs) {
         exit::NOT_EXACT
     } else if done.iter().any(|compared| !compared.readable) {
         exit::USAGE
-    } else if any(Finding::Failed) {
+    } else if any(AgreementFinding::Failed) {
         exit::CASES_FAILED
     } else {
         exit::OK
@@ -147,24 +140,19 @@ fn devices(args: &verify::Args) -> Result<ComparedDevices, CommandError> {
 fn subjects(args: &verify::Args, devices: &ComparedDevices) -> Result<Vec<ComparedSource>, CommandError> {
     let props = devices.real.open()?.props().clone();
     let strategies = strategies(args)?;
-    let mut subjects = Vec::new();
-    let mut add = |source: UnreadSource, label: CaseLabel| {
-        let labelled = |strategy: &StrategySpec| CaseLabel { strategy: strategy.to_string(), ..label.clone() };
-        let cases = strategies.iter().map(|strategy| (labelled(strategy), strategy.clone())).collect();
-        subjects.push(ComparedSource { source, cases });
-    };
-    for path in &args.sources {
-        let (source, label) = named(args, path, devices, &props)?;
-        add(source, label);
-    }
-    for (source, label) in of_suites(args, devices, &props)? {
-        add(source, label);
-    }
     let filter = CaseFilter { only: args.on.filter.clone(), ..CaseFilter::default() };
-    for subject in &mut subjects {
-        subject.cases.retain(|(label, _)| filter.takes(&label.case_id()));
+    let named = args.sources.iter().map(|path| named(args, path, devices, &props));
+    let mut sources = named.collect::<Result<Vec<_>, _>>()?;
+    sources.extend(of_suites(args, devices, &props)?);
+    let mut subjects = Vec::new();
+    for (source, label) in sources {
+        let labelled = |strategy: &StrategySpec| CaseLabel { strategy: strategy.to_string(), ..label.clone() };
+        let cases = strategies.iter().map(|strategy| (labelled(strategy), strategy.clone()));
+        let cases: Vec<_> = cases.filter(|(label, _)| filter.takes(&label.case_id())).collect();
+        if !cases.is_empty() {
+            subjects.push(ComparedSource { source, cases });
+        }
     }
-    subjects.retain(|subject| !subject.cases.is_empty());
     if subjects.is_empty() {
         return Err(CommandError::nothing_selected(anyhow!("no case passes the filters")));
     }
@@ -185,23 +173,21 @@ fn named(
     path: &Path,
     devices: &ComparedDevices,
     props: &DeviceProps,
-) -> Result<(UnreadSource, CaseLabel), CommandError> {
+) -> Result<(SourceSpec, CaseLabel), CommandError> {
     let spec = SourceSpec {
         name: path.to_string_lossy().into_owned(),
         set: Vec::new(),
         seed: 1,
         device_index: args.device_index,
     };
-    let (source, workload, companion) = match spec.recipe().map_err(CommandError::usage)? {
+    let (workload, companion) = match spec.recipe().map_err(CommandError::usage)? {
         Some(_) => {
-            let source: Arc<dyn Source> = spec.open(&NoProgress).map_err(CommandError::usage)?.into();
-            let workload = source.name().to_owned();
-            (UnreadSource::Workload(source), workload, Companion::default())
+            let source = spec.open(&NoProgress).map_err(CommandError::usage)?;
+            (source.name().to_owned(), Companion::default())
         }
         None => {
-            let workload = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let companion = Companion::beside(path).map_err(CommandError::usage)?.unwrap_or_default();
-            (UnreadSource::File(spec), workload, companion)
+            (path.file_name().unwrap_or_default().to_string_lossy().into_owned(), companion)
         }
     };
     let label = CaseLabel {
@@ -213,7 +199,7 @@ fn named(
         repeat: 1,
         ..CaseLabel::default()
     };
-    Ok((source, label))
+    Ok((spec, label))
 }
 
 /// The workloads of the suites, once per limit and seed.
@@ -221,20 +207,20 @@ fn of_suites(
     args: &verify::Args,
     devices: &ComparedDevices,
     props: &DeviceProps,
-) -> Result<Vec<(UnreadSource, CaseLabel)>, CommandError> {
+) -> Result<Vec<(SourceSpec, CaseLabel)>, CommandError> {
     let every_suite = || SuiteFile::embedded().map(str::to_owned).collect();
     let names: Vec<String> =
         if args.on.suite.iter().any(|name| name == "all") { every_suite() } else { args.on.suite.clone() };
     let limit = args.limit(&Companion::default(), props);
     let settings = CaseSettings { device: devices.real.clone(), limit, seed: None, timeout: None };
-    let mut found: Vec<(UnreadSource, CaseLabel)> = Vec::new();
+    let mut found: Vec<(SourceSpec, CaseLabel)> = Vec::new();
     for name in &names {
         let suite = SuiteFile::load(name).map_err(CommandError::usage)?;
         note_absent_files(&suite);
         for case in suite.cases(&settings).map_err(CommandError::usage)? {
             let key = |label: &CaseLabel| (label.workload.clone(), label.limit, label.seed, label.repeat);
             if found.iter().all(|(_, known)| key(known) != key(&case.label)) {
-                found.push((UnreadSource::Workload(case.source), case.label));
+                found.push((case.origin, case.label));
             }
         }
     }
@@ -266,33 +252,21 @@ fn compare_all(
             }
             Err(failure) => {
                 let simulated = devices.simulated.to_string();
-                AgreementRecord::unmeasured(label, &simulated, Finding::Failed, &failure.to_string())
+                AgreementRecord::unmeasured(label, &simulated, AgreementFinding::Failed, &failure.to_string())
             }
         };
         bar.inc(1);
-        let is_done = record.finding != Finding::Interrupted;
+        let is_done = record.finding != AgreementFinding::Interrupted;
         is_done.then(|| ComparedCase { record, readable: source.is_ok(), wall: began.elapsed() })
     };
     let done = parallel_map(subjects, suite::all_cores(), |subject| {
         if stop.load(Ordering::Relaxed) {
             return Vec::new();
         }
-        let source = subject.source.read(&bar);
+        let watcher = OneOf::of(&subject.source.name, &bar);
+        let source = subject.source.open(&watcher).map(Arc::from).map_err(CommandError::usage);
         subject.cases.iter().filter_map(|case| compare(&source, case)).collect()
     });
     bar.finish_and_clear();
     done.into_iter().flatten().collect()
-}
-
-impl UnreadSource {
-    /// Reads the source; the bar shows its progress.
-    fn read(&self, bar: &ProgressBar) -> Result<Arc<dyn Source>, CommandError> {
-        match self {
-            UnreadSource::Workload(source) => Ok(Arc::clone(source)),
-            UnreadSource::File(spec) => {
-                let watcher = OneOf::of(&spec.name, bar);
-                spec.open(&watcher).map(Arc::from).map_err(CommandError::usage)
-            }
-        }
-    }
 }

@@ -20,7 +20,7 @@ use crate::{
 /// What a comparison found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Finding {
+pub enum AgreementFinding {
     /// Every decision is the same on the same answers.
     Agrees,
     /// Some decision is not.
@@ -36,7 +36,7 @@ pub enum Finding {
     Failed,
 }
 
-/// One row of a comparison. A cell is empty where there is nothing to say.
+/// One row of a comparison. Unknown cells are empty.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AgreementRecord {
     /// [`SCHEMA`].
@@ -56,11 +56,11 @@ pub struct AgreementRecord {
     /// See [`CaseLabel::seed`].
     pub seed: u64,
     /// What was found.
-    pub finding: Finding,
+    pub finding: AgreementFinding,
     /// Why it was skipped or has failed.
     pub reason: String,
     /// Events of the run on the device.
-    pub events: u64,
+    pub events: Option<u64>,
     /// Events at which the run on the same answers decided the same.
     pub events_agreed: Option<u64>,
     /// The share of those.
@@ -68,21 +68,21 @@ pub struct AgreementRecord {
     /// The first difference in words, with its place in the trace.
     pub first_difference: Option<String>,
     /// Requests on the device that needed cached memory to be given back first.
-    pub retries: u64,
+    pub retries: Option<u64>,
     /// Requests that failed on the device.
-    pub ooms: u64,
+    pub ooms: Option<u64>,
     /// Requests that failed on the simulated device.
-    pub simulated_ooms: u64,
+    pub simulated_ooms: Option<u64>,
     /// Peak reserved on the device.
-    pub peak_reserved_bytes: u64,
+    pub peak_reserved_bytes: Option<u64>,
     /// Peak reserved on the simulated device.
-    pub simulated_peak_reserved_bytes: u64,
+    pub simulated_peak_reserved_bytes: Option<u64>,
     /// How much more the simulated device had reserved at its peak.
     pub peak_reserved_difference_percent: Option<f64>,
     /// Peak of what was in use on the device: blocks that were not yet reusable, or what the driver's pool counts as such.
-    pub peak_used_bytes: u64,
+    pub peak_used_bytes: Option<u64>,
     /// The same on the simulated device.
-    pub simulated_peak_used_bytes: u64,
+    pub simulated_peak_used_bytes: Option<u64>,
     /// How much more was in use on the simulated device at its peak.
     pub peak_used_difference_percent: Option<f64>,
 }
@@ -100,7 +100,7 @@ pub struct AgreementSetup {
 impl AgreementRecord {
     /// The row of a case that has not been run.
     #[must_use]
-    pub fn unmeasured(label: &CaseLabel, simulated_device: &str, finding: Finding, reason: &str) -> AgreementRecord {
+    pub fn unmeasured(label: &CaseLabel, simulated_device: &str, finding: AgreementFinding, reason: &str) -> AgreementRecord {
         AgreementRecord {
             schema: SCHEMA,
             case_id: label.case_id(),
@@ -125,10 +125,10 @@ impl AgreementRecord {
         cast: AgreementSetup,
         options: &ReplayOptions<'_>,
     ) -> AgreementRecord {
-        let mut record = AgreementRecord::unmeasured(label, simulated_device, Finding::Agrees, "");
+        let mut record = AgreementRecord::unmeasured(label, simulated_device, AgreementFinding::Agrees, "");
         if let Err(error) = record.run(source, cast, options) {
             let skipped = matches!(error, ReplayError::Incapable(_));
-            record.finding = if skipped { Finding::Skipped } else { Finding::Failed };
+            record.finding = if skipped { AgreementFinding::Skipped } else { AgreementFinding::Failed };
             record.reason = error.to_string();
         }
         record
@@ -142,7 +142,7 @@ impl AgreementRecord {
     ) -> Result<(), ReplayError> {
         let AgreementSetup { mut device, mut simulated, strategies: [mut first, second, mut free] } = cast;
         let on_device = if first.requires().contains(Capabilities::STREAM_ORDERED_POOLS) {
-            self.finding = Finding::Unscripted;
+            self.finding = AgreementFinding::Unscripted;
             perform(source, &mut *first, &mut *device, options, &mut Silent)?
         } else {
             let agreement = agree(source, [first, second], &mut *device, options)?;
@@ -150,24 +150,24 @@ impl AgreementRecord {
             self.events_agreed = Some(agreement.agreed);
             self.agreement_percent = percent(agreement.agreed, events);
             if let Some(difference) = agreement.difference {
-                self.finding = Finding::Differs;
+                self.finding = AgreementFinding::Differs;
                 self.first_difference = Some(difference.to_string());
             }
             agreement.performance
         };
-        self.events = on_device.replayed.events;
-        (self.retries, self.ooms) = (on_device.stats.retries, on_device.replayed.ooms);
-        self.peak_reserved_bytes = on_device.stats.peak.reserved;
-        self.peak_used_bytes = peak_used(&on_device);
+        self.events = Some(on_device.replayed.events);
+        (self.retries, self.ooms) = (Some(on_device.stats.retries), Some(on_device.replayed.ooms));
+        self.peak_reserved_bytes = Some(on_device.stats.peak.reserved);
+        self.peak_used_bytes = Some(peak_used(&on_device));
 
         let in_free_run = perform(source, &mut *free, &mut *simulated, options, &mut Silent)?;
-        self.simulated_ooms = in_free_run.replayed.ooms;
-        self.simulated_peak_reserved_bytes = in_free_run.stats.peak.reserved;
-        self.simulated_peak_used_bytes = peak_used(&in_free_run);
+        self.simulated_ooms = Some(in_free_run.replayed.ooms);
+        self.simulated_peak_reserved_bytes = Some(in_free_run.stats.peak.reserved);
+        self.simulated_peak_used_bytes = Some(peak_used(&in_free_run));
         self.peak_reserved_difference_percent = more(self.simulated_peak_reserved_bytes, self.peak_reserved_bytes);
         self.peak_used_difference_percent = more(self.simulated_peak_used_bytes, self.peak_used_bytes);
         if on_device.replayed.interrupted || in_free_run.replayed.interrupted {
-            self.finding = Finding::Interrupted;
+            self.finding = AgreementFinding::Interrupted;
         }
         Ok(())
     }
@@ -184,8 +184,8 @@ fn percent(part: u64, whole: u64) -> Option<f64> {
 }
 
 /// How much more `value` is than `base`, in percent.
-fn more(value: u64, base: u64) -> Option<f64> {
-    Some(percent(value, base)? - 100.0)
+fn more(value: Option<u64>, base: Option<u64>) -> Option<f64> {
+    Some(percent(value?, base?)? - 100.0)
 }
 
 #[cfg(test)]
@@ -231,35 +231,35 @@ mod tests {
     #[test]
     fn a_simulated_device_agrees_with_itself() {
         let record = measure(setup(["caching"; 3]));
-        assert_eq!((record.finding, record.events, record.events_agreed), (Finding::Agrees, 4, Some(4)));
+        assert_eq!((record.finding, record.events, record.events_agreed), (AgreementFinding::Agrees, Some(4), Some(4)));
         assert_eq!((record.agreement_percent, record.peak_reserved_difference_percent), (Some(100.0), Some(0.0)));
-        assert_eq!((record.peak_reserved_bytes, record.peak_used_bytes), (50 * MIB, 33 * MIB));
+        assert_eq!((record.peak_reserved_bytes, record.peak_used_bytes), (Some(50 * MIB), Some(33 * MIB)));
         assert_eq!(record.first_difference, None);
     }
 
     #[test]
     fn a_difference_has_its_share_and_its_words() {
         let record = measure(setup(["caching", "direct", "caching"]));
-        assert_eq!((record.finding, record.agreement_percent), (Finding::Differs, Some(0.0)));
+        assert_eq!((record.finding, record.agreement_percent), (AgreementFinding::Differs, Some(0.0)));
         assert!(record.first_difference.unwrap().starts_with("event 0, alloc of 3145728 bytes"));
     }
 
     #[test]
     fn free_running_difference_is_in_percent() {
         let record = measure(setup(["caching", "caching", "direct"]));
-        assert_eq!((record.finding, record.simulated_peak_reserved_bytes), (Finding::Agrees, 33 * MIB));
+        assert_eq!((record.finding, record.simulated_peak_reserved_bytes), (AgreementFinding::Agrees, Some(33 * MIB)));
         assert!((record.peak_reserved_difference_percent.unwrap() + 34.0).abs() < 1e-9);
         let mut small = setup(["caching"; 3]);
         small.simulated = Box::new(LimitedDevice::to(40 * MIB, small.simulated));
         let record = measure(small);
-        assert_eq!((record.ooms, record.simulated_ooms), (0, 1));
+        assert_eq!((record.ooms, record.simulated_ooms), (Some(0), Some(1)));
     }
 
     #[test]
     fn the_drivers_own_pool_is_compared_by_its_peaks_alone() {
         let record = measure(setup(["async"; 3]));
-        assert_eq!((record.finding, record.agreement_percent, record.events), (Finding::Unscripted, None, 4));
-        assert_eq!(record.peak_used_bytes, 33 * MIB);
+        assert_eq!((record.finding, record.agreement_percent, record.events), (AgreementFinding::Unscripted, None, Some(4)));
+        assert_eq!(record.peak_used_bytes, Some(33 * MIB));
         assert_eq!(record.peak_used_difference_percent, Some(0.0));
         assert_eq!(record.peak_reserved_difference_percent, Some(0.0));
     }
@@ -270,7 +270,7 @@ mod tests {
         let mut incapable = setup(["async"; 3]);
         incapable.device = Box::new(tiny_device(MIB));
         let record = measure(incapable);
-        assert_eq!(record.finding, Finding::Skipped);
+        assert_eq!((record.finding, record.events, record.peak_reserved_bytes), (AgreementFinding::Skipped, None, None));
         assert_eq!(record.reason, "this device has no stream-ordered pools");
     }
 
@@ -278,8 +278,7 @@ mod tests {
     fn a_run_that_was_stopped_finds_nothing() {
         let stop = AtomicBool::new(true);
         let options = ReplayOptions { stop: Some(&stop), ..ReplayOptions::default() };
-        let record =
-            AgreementRecord::measure(&CaseLabel::default(), "sim", &builder(), setup(["caching"; 3]), &options);
-        assert_eq!(record.finding, Finding::Interrupted);
+        let record = AgreementRecord::measure(&CaseLabel::default(), "sim", &builder(), setup(["caching"; 3]), &options);
+        assert_eq!(record.finding, AgreementFinding::Interrupted);
     }
 }

@@ -29,7 +29,7 @@ use crate::{
     replay::{
         self, FailedRequest, LiveBlock, Observer, OpenedAllocator, ReplayError, ReplayMoment, ReplayOutcome, replay,
     },
-    strategy::{Context, EventSink, Freed, Outcome, Silent, Strategy, wrap::LockedStrategy},
+    strategy::{EventSink, Freed, Outcome, Silent, Strategy, wrap::LockedStrategy},
     trace::{Op, Source, Trace, TraceError},
 };
 
@@ -194,17 +194,16 @@ struct Pass {
 
 fn pass<O: Observer>(
     source: &dyn Source,
-    OpenedAllocator { mut strategy, mut device, .. }: OpenedAllocator,
+    mut opened: OpenedAllocator,
     options: &replay::ReplayOptions<'_>,
     observer: &mut O,
 ) -> Result<Pass, ReplayError> {
     let began = Instant::now();
-    let replayed = replay(source, &mut *strategy, &mut *device, options, observer)?;
+    let replayed = opened.replay(source, options, observer)?;
     let wall = elapsed(began);
-    let operations = strategy.stats().allocs + strategy.stats().frees;
-    strategy
-        .close(&mut Context { device: &mut *device, sink: &mut Silent })
-        .map_err(|source| ReplayError::Strategy { event: replayed.events, source })?;
+    let stats = opened.strategy.stats();
+    let operations = stats.allocs + stats.frees;
+    opened.close(replayed.events, &mut Silent)?;
     Ok(Pass { wall, events: replayed.events, ooms: replayed.ooms, operations })
 }
 

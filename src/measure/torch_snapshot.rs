@@ -11,10 +11,9 @@ use crate::{
     base::{Address, SiteId, StreamId},
     pytorch::{AllocatorSettings, RecordedSettings},
     replay::{
-        FailedRequest, LiveBlock, Observer, OpenedAllocator, Replay, ReplayError, ReplayMoment, ReplayOptions,
-        ReplayOutcome, replay as run,
+        FailedRequest, LiveBlock, Observer, Replay, ReplayError, ReplayMoment, ReplayOptions, ReplayOutcome,
     },
-    strategy::{self, Context, EventSink, Freed, Layout, Outcome, SegmentView, Silent, StrategyEvent, StrategySpec},
+    strategy::{self, EventSink, Freed, Layout, Outcome, SegmentView, Silent, StrategyEvent, StrategySpec},
     trace::{
         MarkKind, Op, Tables,
         torch::{
@@ -49,16 +48,14 @@ pub enum SnapshotExportError {
 ///
 /// If the replay continues a recording that began in the middle, the snapshot begins in the middle too.
 pub fn record_snapshot(replay: &Replay<'_>) -> Result<RecordedReplay, SnapshotExportError> {
-    let OpenedAllocator { mut strategy, mut device, .. } = replay.open()?;
+    let mut opened = replay.open()?;
     let options = ReplayOptions { repeat: 1, ..replay.options };
     let mut recorder = SnapshotRecorder::default();
-    let replayed = run(replay.source, &mut *strategy, &mut *device, &options, &mut recorder)?;
+    let replayed = opened.replay(replay.source, &options, &mut recorder)?;
     recorder.forget_inherited(replayed.inherited);
-    let layout = strategy.layout().ok_or_else(|| SnapshotExportError::NoLayout(replay.strategy.to_string()))?;
-    let snapshot = recorder.into_snapshot(&layout, settings(&replay.strategy));
-    strategy
-        .close(&mut Context { device: &mut *device, sink: &mut Silent })
-        .map_err(|source| ReplayError::Strategy { event: replayed.events, source })?;
+    let no_layout = || SnapshotExportError::NoLayout(replay.strategy.to_string());
+    let snapshot = recorder.into_snapshot(&opened.strategy.layout().ok_or_else(no_layout)?, settings(&replay.strategy));
+    opened.close(replayed.events, &mut Silent)?;
     Ok(RecordedReplay { snapshot, replayed })
 }
 
@@ -95,7 +92,7 @@ impl SnapshotRecorder {
     #[must_use]
     pub fn into_snapshot(mut self, layout: &Layout, settings: RecordedSettings) -> Snapshot {
         for open in [self.phase.take(), self.step.take()] {
-            self.end(open);
+            self.annotate(open, AnnotationEdge::End);
         }
         let segments = layout.segments.iter().map(|segment| self.segment(segment)).collect();
         Snapshot {
@@ -177,38 +174,25 @@ impl SnapshotRecorder {
         stack
     }
 
-    fn annotate(&mut self, name: &Arc<str>, stage: AnnotationEdge) {
-        // Only its time tells between which entries an annotation stands.
-        self.time_us += 1;
-        self.annotations.push(Annotation { name: Arc::clone(name), stage, device: Some(0), time_us: self.time_us });
-    }
-
-    fn end(&mut self, open: Option<Arc<str>>) {
-        if let Some(name) = open {
-            self.annotate(&name, AnnotationEdge::End);
+    fn annotate(&mut self, name: Option<Arc<str>>, stage: AnnotationEdge) {
+        if let Some(name) = name {
+            // Only its time tells between which entries an annotation stands.
+            self.time_us += 1;
+            self.annotations.push(Annotation { name, stage, device: Some(0), time_us: self.time_us });
         }
     }
 
     fn mark(&mut self, kind: MarkKind, label: &str, index: u32) {
-        match kind {
-            MarkKind::Phase => {
-                let open = self.phase.take();
-                self.end(open);
-                if !label.is_empty() {
-                    let name = label.into();
-                    self.annotate(&name, AnnotationEdge::Start);
-                    self.phase = Some(name);
-                }
-            }
-            MarkKind::Step => {
-                let open = self.step.take();
-                self.end(open);
-                // What PyTorch's profiler calls its steps.
-                let name = format!("ProfilerStep#{index}").into();
-                self.annotate(&name, AnnotationEdge::Start);
-                self.step = Some(name);
-            }
-            MarkKind::MicroBatch => {}
+        // Steps are called as PyTorch's profiler does.
+        let (open, name) = match kind {
+            MarkKind::Phase => (&mut self.phase, label.to_owned()),
+            MarkKind::Step => (&mut self.step, format!("ProfilerStep#{index}")),
+            MarkKind::MicroBatch => return,
+        };
+        let begins: Option<Arc<str>> = (!name.is_empty()).then(|| name.into());
+        let ends = std::mem::replace(open, begins.clone());
+        for (name, edge) in [(ends, AnnotationEdge::End), (begins, AnnotationEdge::Start)] {
+            self.annotate(name, edge);
         }
     }
 }

@@ -137,12 +137,10 @@ impl<'a> Replay<'a> {
 
     /// Runs once, and reports every event to `observer`.
     pub fn run_observed<O: Observer>(&self, observer: &mut O) -> Result<ReplayRun, ReplayError> {
-        let OpenedAllocator { mut strategy, mut device, .. } = self.open()?;
-        let outcome = replay(self.source, &mut *strategy, &mut *device, &self.options, observer)?;
-        let (stats, calls) = (strategy.stats(), device.ledger());
-        strategy
-            .close(&mut Context { device: &mut *device, sink: observer })
-            .map_err(|source| ReplayError::Strategy { event: outcome.events, source })?;
+        let mut opened = self.open()?;
+        let outcome = opened.replay(self.source, &self.options, observer)?;
+        let (stats, calls) = (opened.strategy.stats(), opened.device.ledger());
+        opened.close(outcome.events, observer)?;
         Ok(ReplayRun { outcome, stats, calls })
     }
 }
@@ -155,6 +153,24 @@ pub struct OpenedAllocator {
     pub device: Box<dyn Device>,
     /// The most bytes that the device gives, where that is limited.
     pub limit: Option<u64>,
+}
+
+impl OpenedAllocator {
+    /// Runs `source` once.
+    pub fn replay<O: Observer>(
+        &mut self,
+        source: &dyn Source,
+        options: &ReplayOptions<'_>,
+        observer: &mut O,
+    ) -> Result<ReplayOutcome, ReplayError> {
+        replay(source, &mut *self.strategy, &mut *self.device, options, observer)
+    }
+
+    /// Gives all memory back. `event` is the number of events so far.
+    pub fn close(mut self, event: u64, sink: &mut dyn EventSink) -> Result<(), ReplayError> {
+        let closed = self.strategy.close(&mut Context { device: &mut *self.device, sink });
+        closed.map_err(|source| ReplayError::Strategy { event, source })
+    }
 }
 
 /// The result of a run, from before the strategy was closed.

@@ -2,11 +2,11 @@
 
 use super::{
     Medium,
-    render::{RenderRow, TextTable, distinct},
+    render::{RenderRow, TextTable, distinct, maybe_bytes},
 };
 use crate::{
     base::Bytes,
-    measure::{AgreementRecord, agreement::Finding},
+    measure::{AgreementRecord, agreement::AgreementFinding},
 };
 
 const HEADINGS: [&str; 8] = [
@@ -49,18 +49,18 @@ fn title(record: &AgreementRecord) -> String {
 fn row(heading: String, record: &AgreementRecord) -> Vec<String> {
     let mut cells = vec![heading, record.strategy.clone()];
     let measured = [
-        record.events.to_string(),
+        record.events.map_or_else(String::new, |events| events.to_string()),
         record.agreement_percent.map_or_else(|| "-".to_owned(), share),
-        Bytes(record.peak_reserved_bytes).to_string(),
-        Bytes(record.simulated_peak_reserved_bytes).to_string(),
+        maybe_bytes(record.peak_reserved_bytes),
+        maybe_bytes(record.simulated_peak_reserved_bytes),
         record.peak_reserved_difference_percent.map_or_else(|| "-".to_owned(), signed),
         record.peak_used_difference_percent.map_or_else(|| "-".to_owned(), signed),
     ];
     match record.finding {
-        Finding::Agrees | Finding::Differs | Finding::Unscripted => cells.extend(measured),
-        Finding::Skipped => cells.push("skipped".to_owned()),
-        Finding::Interrupted => cells.push("interrupted".to_owned()),
-        Finding::Failed => cells.push("failed".to_owned()),
+        AgreementFinding::Agrees | AgreementFinding::Differs | AgreementFinding::Unscripted => cells.extend(measured),
+        AgreementFinding::Skipped => cells.push("skipped".to_owned()),
+        AgreementFinding::Interrupted => cells.push("interrupted".to_owned()),
+        AgreementFinding::Failed => cells.push("failed".to_owned()),
     }
     cells.resize(HEADINGS.len(), String::new());
     cells
@@ -83,16 +83,16 @@ fn signed(percent: f64) -> String {
 fn note(record: &AgreementRecord) -> Option<String> {
     let id = &record.case_id;
     match (record.finding, &record.first_difference) {
-        (Finding::Differs, Some(difference)) => Some(format!("{id} differs at {difference}")),
-        (Finding::Skipped, _) => Some(format!("{id}: skipped: {}", record.reason)),
-        (Finding::Failed, _) => Some(format!("{id}: failed: {}", record.reason)),
+        (AgreementFinding::Differs, Some(difference)) => Some(format!("{id} differs at {difference}")),
+        (AgreementFinding::Skipped, _) => Some(format!("{id}: skipped: {}", record.reason)),
+        (AgreementFinding::Failed, _) => Some(format!("{id}: failed: {}", record.reason)),
         _ => None,
     }
 }
 
 /// Why some rows have no share of same decisions.
 fn unscripted(records: &[AgreementRecord]) -> Option<String> {
-    let unscripted = records.iter().filter(|record| record.finding == Finding::Unscripted);
+    let unscripted = records.iter().filter(|record| record.finding == AgreementFinding::Unscripted);
     let strategies = distinct(unscripted.map(|record| record.strategy.as_str()));
     (!strategies.is_empty())
         .then(|| format!("{}: the driver's pool decides, so only peaks can be compared.", strategies.join(", ")))
@@ -102,7 +102,7 @@ fn summary(records: &[AgreementRecord]) -> String {
     let scripted: Vec<_> = records.iter().filter(|record| record.events_agreed.is_some()).collect();
     let mut parts = vec![format!("{} cases", records.len())];
     if !scripted.is_empty() {
-        let events: u64 = scripted.iter().map(|record| record.events).sum();
+        let events: u64 = scripted.iter().filter_map(|record| record.events).sum();
         let agreed: u64 = scripted.iter().filter_map(|record| record.events_agreed).sum();
         let part = share(agreed as f64 / events.max(1) as f64 * 100.0);
         parts.push(format!("{agreed} of {events} events decided the same ({part})"));
@@ -120,7 +120,7 @@ fn summary(records: &[AgreementRecord]) -> String {
         }
         parts.push(free);
     }
-    for (finding, name) in [(Finding::Differs, "differing"), (Finding::Skipped, "skipped"), (Finding::Failed, "failed")]
+    for (finding, name) in [(AgreementFinding::Differs, "differing"), (AgreementFinding::Skipped, "skipped"), (AgreementFinding::Failed, "failed")]
     {
         let count = records.iter().filter(|record| record.finding == finding).count();
         parts.extend((count > 0).then(|| format!("{count} {name}")));
@@ -133,7 +133,7 @@ mod tests {
     use super::{super::Render, *};
     use crate::{base::MIB, measure::CaseLabel};
 
-    fn record(source: &str, strategy: &str, finding: Finding, agreed: Option<u64>, simulated: u64) -> AgreementRecord {
+    fn record(source: &str, strategy: &str, finding: AgreementFinding, agreed: Option<u64>, simulated: u64) -> AgreementRecord {
         let label = CaseLabel {
             suite: "verify".to_owned(),
             workload: source.to_owned(),
@@ -143,11 +143,11 @@ mod tests {
             ..CaseLabel::default()
         };
         AgreementRecord {
-            events: 3000,
+            events: Some(3000),
             events_agreed: agreed,
             agreement_percent: agreed.map(|agreed| agreed as f64 / 30.0),
-            peak_reserved_bytes: 100 * MIB,
-            simulated_peak_reserved_bytes: simulated * MIB,
+            peak_reserved_bytes: Some(100 * MIB),
+            simulated_peak_reserved_bytes: Some(simulated * MIB),
             peak_reserved_difference_percent: Some(simulated as f64 - 100.0),
             peak_used_difference_percent: Some(0.001),
             ..AgreementRecord::unmeasured(&label, "sim", finding, "because")
@@ -155,14 +155,14 @@ mod tests {
     }
 
     fn sample() -> Vec<AgreementRecord> {
-        let mut differing = record("training", "caching", Finding::Differs, Some(2999), 102);
+        let mut differing = record("training", "caching", AgreementFinding::Differs, Some(2999), 102);
         differing.first_difference = Some("event 17, free: this; that".to_owned());
-        let mut skipped = record("streams", "caching:expandable_segments:True", Finding::Skipped, None, 100);
+        let mut skipped = record("streams", "caching:expandable_segments:True", AgreementFinding::Skipped, None, 100);
         skipped.peak_reserved_difference_percent = None;
         vec![
-            record("training", "direct", Finding::Agrees, Some(3000), 100),
+            record("training", "direct", AgreementFinding::Agrees, Some(3000), 100),
             differing,
-            record("training", "async", Finding::Unscripted, None, 97),
+            record("training", "async", AgreementFinding::Unscripted, None, 97),
             skipped,
         ]
     }

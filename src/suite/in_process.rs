@@ -11,7 +11,7 @@ use crate::{
     device::{DeviceProps, DeviceSpec, default_limit, wrap::capped},
     measure::{
         self, AgreementRecord, CaseDetail, CaseRecord, Status, TimingRecord,
-        agreement::{AgreementSetup, Finding},
+        agreement::{AgreementSetup, AgreementFinding},
     },
     replay::{OpenedAllocator, Replay, ReplayError, ReplayOptions},
     strategy::{Built, Setup},
@@ -130,19 +130,19 @@ fn measure_opened(case: &Case, opened: OpenedAllocator, options: &ReplayOptions<
 ///
 /// ```
 /// use std::sync::atomic::AtomicBool;
-/// use oomph::measure::agreement::Finding;
+/// use oomph::measure::agreement::AgreementFinding;
 /// use oomph::suite::{CaseSettings, SuiteFile, compare};
 /// let device: oomph::device::DeviceSpec = "sim:80GiB".parse()?;
 /// let settings = CaseSettings { device: device.clone(), limit: None, seed: None, timeout: None };
 /// let cases = SuiteFile::load("quick")?.cases(&settings)?;
 /// let record = compare(&cases[0], &device, &AtomicBool::new(false));
-/// assert_eq!((record.finding, record.agreement_percent), (Finding::Agrees, Some(100.0)));
+/// assert_eq!((record.finding, record.agreement_percent), (AgreementFinding::Agrees, Some(100.0)));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[must_use]
 pub fn compare(case: &Case, simulated: &DeviceSpec, stop: &AtomicBool) -> AgreementRecord {
     let simulated_device = simulated.to_string();
-    let failed = |reason: &str| AgreementRecord::unmeasured(&case.label, &simulated_device, Finding::Failed, reason);
+    let failed = |reason: &str| AgreementRecord::unmeasured(&case.label, &simulated_device, AgreementFinding::Failed, reason);
     // A panic is a bug in oomph, but it must fail only one case.
     catch_unwind(AssertUnwindSafe(|| {
         let setup = agreement_setup(case, simulated).map_err(|error| error.to_string())?;

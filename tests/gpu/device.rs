@@ -21,7 +21,7 @@ use oomph::{
         default_limit,
         wrap::{InterceptedDevice, LimitedDevice, ScriptedDevice, stand_in::CallLog},
     },
-    measure::agreement::Finding,
+    measure::agreement::AgreementFinding,
     strategy::{
         Attempt, Block, Caller, Context, Control, Request, STRATEGIES, Setup, Silent, Strategy, StrategySpec,
         conformance::{ProgramStep, conform_spec, mixed_script},
@@ -447,14 +447,14 @@ fn quick_suite_repeats_on_logged_answers() {
     for case in SuiteFile::load("quick").unwrap().cases(&settings).unwrap() {
         let record = compare(&case, &simulated, &AtomicBool::new(false));
         println!(
-            "{}: {:?}, {:?} of {} events, free-running peak reserved {:?} % more",
+            "{}: {:?}, {:?} of {:?} events, free-running peak reserved {:?} % more",
             record.case_id,
             record.finding,
             record.events_agreed,
             record.events,
             record.peak_reserved_difference_percent
         );
-        let sound = matches!(record.finding, Finding::Agrees | Finding::Skipped);
+        let sound = matches!(record.finding, AgreementFinding::Agrees | AgreementFinding::Skipped);
         assert!(sound, "{}: {} {:?}", record.case_id, record.reason, record.first_difference);
     }
 }
