@@ -1,14 +1,17 @@
 //! Who requested memory and who holds it: by category and layer, by call site or by size. Everything is read from the
 //! trace, without a replay.
 
-use std::{collections::BTreeMap, ops::ControlFlow};
+use std::{
+    collections::{BTreeMap, HashMap},
+    ops::ControlFlow,
+};
 
 use serde::Serialize;
 
 use crate::{
     base::{SiteId, TagId},
     trace::{
-        Op, Source, Tables, TraceError,
+        BlockSlot, Op, Source, Tables, TraceError,
         torch::{Recording, SnapshotBlockState, StackId},
     },
 };
@@ -66,24 +69,6 @@ impl GroupBy {
 
 const UNKNOWN_SITE: &str = "unknown site";
 
-/// The blocks that are alive, by slot of the trace.
-#[derive(Clone)]
-struct LiveSlots<T>(Vec<Option<T>>);
-
-impl<T: Clone> LiveSlots<T> {
-    fn insert(&mut self, slot: u32, block: T) {
-        let slot = slot as usize;
-        if slot >= self.0.len() {
-            self.0.resize(slot + 1, None);
-        }
-        self.0[slot] = Some(block);
-    }
-
-    fn remove(&mut self, slot: u32) -> Option<T> {
-        self.0.get_mut(slot as usize).and_then(Option::take)
-    }
-}
-
 /// What one tag, call site or size has requested. Bytes are as requested, not as rounded by an allocator.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RequesterUsage {
@@ -113,7 +98,7 @@ impl RequesterUsage {
 /// All requesters before an event (before the end without one). Those that held most at one time come first.
 pub fn requesters(source: &dyn Source, by: GroupBy, until: Option<u64>) -> Result<Vec<RequesterUsage>, TraceError> {
     let mut found: BTreeMap<u64, RequesterUsage> = BTreeMap::new();
-    let mut live = LiveSlots(Vec::new());
+    let mut live = HashMap::new();
     let (_, tables) = super::scan(source, |index, op, _| {
         match *op {
             _ if until.is_some_and(|until| index >= until) => return ControlFlow::Break(()),
@@ -123,7 +108,7 @@ pub fn requesters(source: &dyn Source, by: GroupBy, until: Option<u64>) -> Resul
                 found.entry(key).or_default().request(bytes);
             }
             Op::Free { slot, .. } => {
-                if let Some((key, bytes)) = live.remove(slot)
+                if let Some((key, bytes)) = live.remove(&slot)
                     && let Some(usage) = found.get_mut(&key)
                 {
                     usage.freed_bytes += bytes;
@@ -183,7 +168,7 @@ impl LiveInventory {
 
     /// What is alive just before each of two events of a source. The number of events means the end.
     pub fn at_events(source: &dyn Source, before: u64, after: u64) -> Result<[LiveInventory; 2], TraceError> {
-        let mut live = LiveSlots(Vec::new());
+        let mut live = HashMap::new();
         let mut early = None;
         let (_, tables) = super::scan(source, |index, op, _| {
             if index == before {
@@ -191,16 +176,16 @@ impl LiveInventory {
             }
             match *op {
                 _ if index == after => return ControlFlow::Break(()),
-                Op::Alloc { slot, bytes, tag, site, .. } => live.insert(slot, (bytes, tag, site)),
-                Op::Free { slot, .. } => drop(live.remove(slot)),
+                Op::Alloc { slot, bytes, tag, site, .. } => drop(live.insert(slot, (bytes, tag, site))),
+                Op::Free { slot, .. } => drop(live.remove(&slot)),
                 _ => {}
             }
             ControlFlow::Continue(())
         })?;
         let by = GroupBy::most_telling(&tables);
-        let inventory = |live: &LiveSlots<(u64, TagId, SiteId)>| {
+        let inventory = |live: &HashMap<BlockSlot, (u64, TagId, SiteId)>| {
             let named = |&(bytes, tag, site): &_| (by.name(&tables, by.key(bytes, tag, site)), bytes);
-            LiveInventory::new(by, live.0.iter().flatten().map(named))
+            LiveInventory::new(by, live.values().map(named))
         };
         Ok([inventory(early.as_ref().unwrap_or(&live)), inventory(&live)])
     }

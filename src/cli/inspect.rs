@@ -3,7 +3,6 @@
 use std::{collections::BTreeMap, fmt::Write as _, time::Instant};
 
 use serde::Serialize;
-use serde_json::{Value, json};
 
 use super::{
     exit::{self, CommandError, CommandResult},
@@ -82,7 +81,7 @@ fn for_ranks(args: &Args, files: &[RankFile]) -> CommandResult {
     let answers = ranks::ask(files, |name, progress| inspect(args, &args.source.settings.of(name), progress));
     ranks::tell("bound", &answers, args.format, |inspected: &InspectedSource| RankRow {
         peak_bytes: Some(inspected.summary.peak.bytes),
-        figure_bytes: Some(inspected.needed.bound_bytes()),
+        figure_bytes: Some(inspected.needs.bound.rounded_bytes),
         verdict: format!(
             "{} events, {} live at the end",
             inspected.summary.events,
@@ -93,44 +92,43 @@ fn for_ranks(args: &Args, files: &[RankFile]) -> CommandResult {
 }
 
 /// What is known about one source.
+#[derive(Serialize)]
 struct InspectedSource {
-    name: String,
+    source: String,
+    #[serde(flatten)]
     summary: TraceSummary,
-    needed: TraceNeeds,
-    about: Option<RecordingFacts>,
+    needs: TraceNeeds,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recording: Option<RecordingFacts>,
+    #[serde(flatten)]
     moment: Option<MomentFacts>,
-    /// Everything above as JSON.
-    row: Value,
 }
 
 fn inspect(args: &Args, options: &SourceOptions, progress: &dyn Progress) -> Result<InspectedSource, CommandError> {
-    let (source, about, settings): (Box<dyn Source>, Option<RecordingFacts>, String) =
-        match options.recording(progress)? {
-            Some(recording) => {
-                let (about, settings) = (RecordingFacts::of(&recording), recording.settings.conf().to_owned());
-                (Box::new(recording), Some(about), settings)
-            }
-            None => (options.open(progress)?, None, String::new()),
-        };
+    let (source, recording): (Box<dyn Source>, _) = match options.recording(progress)? {
+        Some(recording) => {
+            let facts = RecordingFacts::of(&recording);
+            (Box::new(recording), Some(facts))
+        }
+        None => (options.open(progress)?, None),
+    };
+    let settings = recording.as_ref().map_or("", |facts| &facts.settings);
     let once = |stage: &str| ProgressSource::stage(&*source, progress, stage, 1);
     let summary = trace::check(&once("checking")).map_err(CommandError::usage)?;
-    let needed = TraceNeeds::of(&*source, args.pack, progress)?;
-    let moment = if args.moment.is_asked() { Some(args.moment.facts(&*source, &settings, progress)?) } else { None };
-    let name = source.name().to_owned();
-    let mut inspected = InspectedSource { name, summary, needed, about, moment, row: Value::Null };
-    inspected.row = inspected.row()?;
-    Ok(inspected)
+    let needs = TraceNeeds::of(&*source, args.pack, progress)?;
+    let moment = if args.moment.is_asked() { Some(args.moment.facts(&*source, settings, progress)?) } else { None };
+    Ok(InspectedSource { source: source.name().to_owned(), summary, needs, recording, moment })
 }
 
 impl Render for InspectedSource {
-    type Row = Value;
+    type Row = InspectedSource;
 
-    fn rows(&self) -> &[Value] {
-        std::slice::from_ref(&self.row)
+    fn rows(&self) -> &[InspectedSource] {
+        std::slice::from_ref(self)
     }
 
     fn text(&self, medium: Medium) -> String {
-        let mut facts = facts(&self.name, &self.summary, &self.needed, self.about.as_ref());
+        let mut facts = facts(self);
         if let Medium::Terminal(terminal) = medium
             && self.summary.live_over_time.len() > 1
         {
@@ -141,26 +139,12 @@ impl Render for InspectedSource {
     }
 }
 
-impl InspectedSource {
-    fn row(&self) -> Result<Value, CommandError> {
-        let mut row = serde_json::to_value(&self.summary)?;
-        if let Some(fields) = row.as_object_mut() {
-            fields.insert("source".to_owned(), self.name.as_str().into());
-            fields.insert("needs".to_owned(), json!(self.needed));
-            if let Some(about) = &self.about {
-                fields.insert("recording".to_owned(), json!(about));
-            }
-            fields.extend(self.moment.iter().flat_map(MomentFacts::fields));
-        }
-        Ok(row)
-    }
-}
-
-fn facts(name: &str, summary: &TraceSummary, needed: &TraceNeeds, about: Option<&RecordingFacts>) -> String {
+fn facts(inspected: &InspectedSource) -> String {
+    let InspectedSource { source, summary, needs, recording, .. } = inspected;
     let kinds: Vec<String> = summary.by_kind.iter().map(|(kind, count)| format!("{count} {}", kind.name())).collect();
     let (requested, largest) = (Bytes(summary.requested_bytes), Bytes(summary.largest_request));
     let peak = &summary.peak;
-    let mut out = line("source", name)
+    let mut out = line("source", source)
         + &line("events", &format!("{}: {}", summary.events, kinds.join(", ")))
         + &line("streams", &format!("{}, threads {}", summary.streams, summary.threads))
         + &line("requested", &format!("{requested} in total, largest {largest}"))
@@ -179,8 +163,8 @@ fn facts(name: &str, summary: &TraceSummary, needed: &TraceNeeds, about: Option<
     if summary.span.0 > 0 {
         out += &line("time span", &summary.span.to_string());
     }
-    out.push_str(&needs_text(needed));
-    out.extend(about.map(recording_text));
+    out.push_str(&needs_text(needs));
+    out.extend(recording.as_ref().map(recording_text));
     out
 }
 
@@ -230,11 +214,6 @@ struct PackedLayout {
 }
 
 impl TraceNeeds {
-    /// The lower bound for allocators that round to whole grains.
-    fn bound_bytes(&self) -> u64 {
-        self.bound.rounded_bytes
-    }
-
     /// Reads the source once, and once more for a layout.
     fn of(source: &dyn Source, with_packing: bool, progress: &dyn Progress) -> Result<TraceNeeds, CommandError> {
         let once = |stage: &str| ProgressSource::stage(source, progress, stage, 1);
@@ -423,11 +402,19 @@ struct MomentOptions {
 }
 
 /// Memory at one moment.
+#[derive(Serialize)]
 struct MomentFacts {
-    memory: Option<MemorySummary>,
-    operations: Option<(GroupBy, Vec<RequesterUsage>)>,
-    strategy: StrategySpec,
-    top: usize,
+    /// The strategy of the summary.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    strategy: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory_summary: Option<MemorySummary>,
+    /// The first requesters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    operations: Option<Vec<RequesterUsage>>,
+    /// What they are grouped by, and how many there are.
+    #[serde(skip)]
+    grouped: Option<(GroupBy, usize)>,
 }
 
 impl MomentOptions {
@@ -448,16 +435,20 @@ impl MomentOptions {
                 at.event(&ProgressSource::stage(source, progress, "finding the moment", 1)).map_err(summary_failure)?
             }
         };
-        let operations_by = |by: GroupBy| {
-            let source = ProgressSource::stage(source, progress, "grouping requests", 1);
-            Ok::<_, CommandError>((by, requesters(&source, by, until)?))
+        let mut facts = MomentFacts {
+            strategy: self.summary.then(|| strategy.to_string()),
+            memory_summary: memory.filter(|_| self.summary),
+            operations: None,
+            grouped: None,
         };
-        Ok(MomentFacts {
-            memory: memory.filter(|_| self.summary),
-            operations: self.by.map(operations_by).transpose()?,
-            strategy,
-            top: self.top,
-        })
+        if let Some(by) = self.by {
+            let source = ProgressSource::stage(source, progress, "grouping requests", 1);
+            let mut operations = requesters(&source, by, until)?;
+            facts.grouped = Some((by, operations.len()));
+            operations.truncate(self.top);
+            facts.operations = Some(operations);
+        }
+        Ok(facts)
     }
 
     fn memory(
@@ -479,29 +470,15 @@ impl MomentOptions {
 impl MomentFacts {
     fn text(&self, medium: Medium) -> String {
         let mut out = String::new();
-        if let Some(memory) = &self.memory {
-            out.push_str(&format!("\nmemory under {}\n", self.strategy));
+        if let (Some(strategy), Some(memory)) = (&self.strategy, &self.memory_summary) {
+            out.push_str(&format!("\nmemory under {strategy}\n"));
             out.push_str(&report::memory_summary(memory, medium));
         }
-        if let Some((by, operations)) = &self.operations {
+        if let (Some(operations), Some((by, count))) = (&self.operations, self.grouped) {
             out.push_str("\nrequested memory by requester\n");
-            out.push_str(&report::operations(operations, *by, self.top, medium));
+            out.push_str(&report::operations(operations, by, count, medium));
         }
         out
-    }
-
-    /// The fields for the JSON row of a source.
-    fn fields(&self) -> Vec<(String, serde_json::Value)> {
-        let mut fields = Vec::new();
-        if let Some(memory) = &self.memory {
-            fields.push(("strategy".to_owned(), self.strategy.to_string().into()));
-            fields.push(("memory_summary".to_owned(), serde_json::json!(memory)));
-        }
-        if let Some((_, operations)) = &self.operations {
-            let top = &operations[..operations.len().min(self.top)];
-            fields.push(("operations".to_owned(), serde_json::json!(top)));
-        }
-        fields
     }
 }
 

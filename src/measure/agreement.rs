@@ -17,23 +17,24 @@ use crate::{
     trace::Source,
 };
 
-/// What a comparison found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AgreementFinding {
-    /// Every decision is the same on the same answers.
-    Agrees,
-    /// Some decision is not.
-    Differs,
-    /// The driver decides by itself: there are no answers to decide on, and only the free runs were compared.
-    Unscripted,
-    /// It was never run, and the reason says why.
-    #[default]
-    Skipped,
-    /// It was stopped from outside, and nothing was found.
-    Interrupted,
-    /// It could not be run to its end, and the reason says why.
-    Failed,
+oomph_base::named_enum! {
+    /// What a comparison found.
+    #[derive(Default)]
+    pub enum AgreementFinding {
+        /// Every decision is the same on the same answers.
+        Agrees = "agrees",
+        /// Some decision is not.
+        Differs = "differs",
+        /// The driver decides by itself: there are no answers to decide on, and only the free runs were compared.
+        Unscripted = "unscripted",
+        /// It was never run, and the reason says why.
+        #[default]
+        Skipped = "skipped",
+        /// It was stopped from outside, and nothing was found.
+        Interrupted = "interrupted",
+        /// It could not be run to its end, and the reason says why.
+        Failed = "failed",
+    }
 }
 
 /// One row of a comparison. Unknown cells are empty.

@@ -35,7 +35,8 @@ pub fn measure(
     let mut observer = CaseObserver { timeline: TimelineRecorder::new(began), ..CaseObserver::default() };
     let replayed = replay(source, strategy, device, options, &mut observer);
     if let Err(incapable @ ReplayError::Incapable(_)) = &replayed {
-        return (CaseRecord::skipped(label, &incapable.to_string()), CaseDetail::unmeasured(label));
+        let record = CaseRecord::unmeasured(label, Status::Skipped, &incapable.to_string());
+        return (record, CaseDetail::unmeasured(label));
     }
 
     let mut record = CaseRecord::unmeasured(label, Status::Completed, "");

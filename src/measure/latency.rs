@@ -15,34 +15,22 @@ const SIGNIFICANT_DIGITS: u8 = 3;
 /// Longer operations than this (1,000 s) count as this long, except in the exact maximum.
 const LONGEST_NS: u64 = 1_000_000_000_000;
 
-/// An operation on a strategy, by how it ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Operation {
-    /// A request served by a whole cached block.
-    Hit,
-    /// A request cut from a larger cached block.
-    Split,
-    /// A request served by new memory.
-    NewSegment,
-    /// A request served by new memory after cached memory was given back.
-    ReleaseAndRetry,
-    /// A request that failed.
-    Oom,
-    /// A block given back.
-    Free,
-}
-
-impl Operation {
-    /// Every operation, in declaration order.
-    pub const ALL: [Operation; 6] = [
-        Operation::Hit,
-        Operation::Split,
-        Operation::NewSegment,
-        Operation::ReleaseAndRetry,
-        Operation::Oom,
-        Operation::Free,
-    ];
+oomph_base::named_enum! {
+    /// An operation on a strategy, by how it ended.
+    pub enum Operation {
+        /// A request served by a whole cached block.
+        Hit = "hit",
+        /// A request cut from a larger cached block.
+        Split = "split",
+        /// A request served by new memory.
+        NewSegment = "new_segment",
+        /// A request served by new memory after cached memory was given back.
+        ReleaseAndRetry = "release_and_retry",
+        /// A request that failed.
+        Oom = "oom",
+        /// A block given back.
+        Free = "free",
+    }
 }
 
 impl From<Outcome> for Operation {

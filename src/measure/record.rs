@@ -279,32 +279,6 @@ impl CaseRecord {
         record
     }
 
-    /// The row of a case that was not run.
-    #[must_use]
-    pub fn skipped(label: &CaseLabel, reason: &str) -> CaseRecord {
-        CaseRecord::unmeasured(label, Status::Skipped, reason)
-    }
-
-    /// The row of a case that broke before anything could be measured.
-    #[must_use]
-    pub fn failed(label: &CaseLabel, reason: &str) -> CaseRecord {
-        CaseRecord::unmeasured(label, Status::Error, reason)
-    }
-
-    /// The identity that the row was made from.
-    #[must_use]
-    pub fn label(&self) -> CaseLabel {
-        CaseLabel {
-            suite: self.suite.clone(),
-            workload: self.workload.clone(),
-            strategy: self.strategy.clone(),
-            device: self.device.clone(),
-            limit: self.limit_bytes,
-            seed: self.seed,
-            repeat: self.repeat,
-        }
-    }
-
     /// Sets what the source needs, independent of the strategy.
     pub fn set_needs(&mut self, needs: &MemoryNeeds) {
         self.bound_requested_bytes = Some(needs.bound.requested_bytes);
@@ -370,16 +344,10 @@ impl CaseLabel {
         }
         id
     }
-
-    /// The case as the stem of a file name: letters, digits and a few signs that every file system and shell leaves
-    /// alone, and a hash that keeps apart what the replacement would throw together.
-    #[must_use]
-    pub fn file_stem(&self) -> String {
-        file_stem(&self.case_id())
-    }
 }
 
-/// [`CaseLabel::file_stem`] for an id that was read from a file.
+/// A case as the stem of a file name: letters, digits and a few signs that every file system and shell leaves alone, and
+/// a hash that keeps apart what the replacement would throw together.
 #[must_use]
 pub fn file_stem(case_id: &str) -> String {
     let readable: String = case_id
@@ -531,7 +499,7 @@ mod record_tests {
     #[test]
     fn a_row_survives_the_way_through_csv() {
         let label = CaseLabel { suite: "s, with comma".to_owned(), limit: Some(5), repeat: 2, ..CaseLabel::default() };
-        let mut record = CaseRecord::failed(&label, "two\nlines");
+        let mut record = CaseRecord::unmeasured(&label, Status::Error, "two\nlines");
         record.oom_phase = Some("forward \"quoted\"".to_owned());
         record.clock = Some(DeviceClock::Virtual);
         record.oom_cause = Some(OomCause::Fragmentation);
@@ -543,7 +511,7 @@ mod record_tests {
         let read: CaseRecord = csv::Reader::from_reader(text.as_slice()).deserialize().next().unwrap().unwrap();
         assert_eq!(read, record);
         assert_eq!(read.reason, "two lines");
-        assert_eq!(read.label(), label);
+        assert_eq!((read.suite, read.limit_bytes, read.repeat), (label.suite, label.limit, label.repeat));
     }
 
     #[test]
@@ -597,10 +565,10 @@ mod label_tests {
 
     #[test]
     fn file_names_are_safe_short_and_unique() {
-        let stem = label().file_stem();
+        let stem = file_stem(&label().case_id());
         assert!(stem.chars().all(|c| c.is_ascii_alphanumeric() || "._-=+".contains(c)), "{stem}");
         let long = CaseLabel { workload: "w/".repeat(400), ..label() };
-        assert!(long.file_stem().len() < 200);
+        assert!(file_stem(&long.case_id()).len() < 200);
         assert_ne!(file_stem("a/b"), file_stem("a:b"));
     }
 }

@@ -12,6 +12,7 @@ use crate::{
     pytorch::{AllocatorSettings, RecordedSettings},
     replay::{
         FailedRequest, LiveBlock, Observer, Replay, ReplayError, ReplayMoment, ReplayOptions, ReplayOutcome,
+        verify::ObservedAction,
     },
     strategy::{self, EventSink, Freed, Layout, Outcome, SegmentView, Silent, StrategyEvent, StrategySpec},
     trace::{
@@ -199,33 +200,21 @@ impl SnapshotRecorder {
 
 impl EventSink for SnapshotRecorder {
     fn event(&mut self, event: StrategyEvent) {
-        let caller = self.caller;
+        // PyTorch counts retries without recording them.
+        let Some(ObservedAction { action, mut address, bytes, stream }) = ObservedAction::of_event(&event) else { return };
+        let mut stack = self.caller;
         match event {
-            StrategyEvent::SegmentAlloc { address, bytes, stream } => {
-                self.origins.insert(address.0, caller);
-                self.push(Action::SegmentAlloc, address, bytes, stream, caller);
+            StrategyEvent::SegmentAlloc { .. } | StrategyEvent::SegmentMap { .. } => {
+                self.origins.insert(address.0, stack);
             }
-            StrategyEvent::SegmentMap { address, bytes, stream } => {
-                self.origins.insert(address.0, caller);
-                self.push(Action::SegmentMap, address, bytes, stream, caller);
-            }
-            StrategyEvent::SegmentFree { address, bytes, stream } => {
-                self.push(Action::SegmentFree, address, bytes, stream, caller);
-            }
-            StrategyEvent::SegmentUnmap { address, bytes, stream } => {
-                self.push(Action::SegmentUnmap, address, bytes, stream, caller);
-            }
-            StrategyEvent::FreeCompleted { address, requested, stream } => {
-                let owner = self.owners.remove(&address.0).unwrap_or_default();
-                self.push(Action::FreeCompleted, address, requested, stream, owner);
-            }
-            StrategyEvent::OutOfMemory { rounded, stream, device_free } => {
+            StrategyEvent::FreeCompleted { .. } => stack = self.owners.remove(&address.0).unwrap_or_default(),
+            StrategyEvent::OutOfMemory { device_free, .. } => {
                 self.unmeasured = device_free.is_none().then_some(self.entries.len());
-                self.push(Action::OutOfMemory, Address(device_free.unwrap_or(0)), rounded, stream, caller);
+                address = Address(device_free.unwrap_or(0));
             }
-            // PyTorch counts retries without recording them.
-            StrategyEvent::Retry { .. } => {}
+            _ => {}
         }
+        self.push(action, address, bytes, stream, stack);
     }
 }
 

@@ -58,9 +58,7 @@ fn row(heading: String, record: &AgreementRecord) -> Vec<String> {
     ];
     match record.finding {
         AgreementFinding::Agrees | AgreementFinding::Differs | AgreementFinding::Unscripted => cells.extend(measured),
-        AgreementFinding::Skipped => cells.push("skipped".to_owned()),
-        AgreementFinding::Interrupted => cells.push("interrupted".to_owned()),
-        AgreementFinding::Failed => cells.push("failed".to_owned()),
+        other => cells.push(other.to_string()),
     }
     cells.resize(HEADINGS.len(), String::new());
     cells

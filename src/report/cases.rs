@@ -401,7 +401,7 @@ mod tests {
             oom_cause: Some(OomCause::Fragmentation),
             ..CaseRecord::unmeasured(&label, Status::Oom, "the device had less")
         };
-        let skipped = CaseRecord::skipped(&label, "this device has no virtual memory");
+        let skipped = CaseRecord::unmeasured(&label, Status::Skipped, "this device has no virtual memory");
         let environment = Environment { command: vec!["oomph".to_owned(), "run".to_owned()], ..Environment::default() };
         let page = summary(&environment, &[oom, skipped]);
         for words in [

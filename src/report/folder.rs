@@ -455,7 +455,7 @@ mod tests {
         let (record, detail) = case("b");
         run.append(&record, &detail).unwrap();
         let broken = CaseRecord { status: Status::Error, ..case("c").0 };
-        run.append(&broken, &CaseDetail::unmeasured(&broken.label())).unwrap();
+        run.append(&broken, &CaseDetail { case_id: broken.case_id.clone(), ..CaseDetail::default() }).unwrap();
         drop(run);
 
         let run = RunFolder::resume(resumed.path(), &environment(), &all_cases()).unwrap();

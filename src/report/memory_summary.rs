@@ -39,9 +39,9 @@ pub fn memory_summary(summary: &MemorySummary, medium: Medium) -> String {
     table.finish(&format!("after {event} events; cudaMalloc retries: {retries}; CUDA OOMs: {ooms}"), [])
 }
 
-/// The `top` requesters of memory.
+/// The first of `count` requesters of memory.
 #[must_use]
-pub fn operations(operations: &[RequesterUsage], by: GroupBy, top: usize, medium: Medium) -> String {
+pub fn operations(operations: &[RequesterUsage], by: GroupBy, count: usize, medium: Medium) -> String {
     let heading = match by {
         GroupBy::Tag => "tag",
         GroupBy::Site => "call site",
@@ -49,7 +49,7 @@ pub fn operations(operations: &[RequesterUsage], by: GroupBy, top: usize, medium
     };
     let headings = [heading, "requests", "peak self", "live", "requested in total"];
     let mut table = TextTable::new(&headings, medium).with_numbers(1..);
-    for operation in operations.iter().take(top) {
+    for operation in operations {
         let name = match by {
             GroupBy::Size => {
                 operation.name.parse().map_or_else(|_| operation.name.clone(), |size| Bytes(size).to_string())
@@ -64,9 +64,9 @@ pub fn operations(operations: &[RequesterUsage], by: GroupBy, top: usize, medium
             Bytes(operation.requested_bytes).to_string(),
         ]);
     }
-    match operations.len().saturating_sub(top) {
+    match count.saturating_sub(operations.len()) {
         0 => table.finish("", []),
-        left_out => table.finish(&format!("and {left_out} more; --top {} shows them", operations.len()), []),
+        left_out => table.finish(&format!("and {left_out} more; --top {count} shows them"), []),
     }
 }
 
@@ -91,7 +91,7 @@ mod tests {
     fn only_the_top_is_shown() {
         let one =
             |size: u64| RequesterUsage { name: size.to_string(), peak_live_bytes: size, ..RequesterUsage::default() };
-        let text = operations(&[one(2 * MIB), one(MIB), one(512)], GroupBy::Size, 2, Medium::PIPE);
+        let text = operations(&[one(2 * MIB), one(MIB)], GroupBy::Size, 3, Medium::PIPE);
         assert!(text.contains("1.00 MiB") && !text.contains("512 B") && text.contains("and 1 more"), "{text}");
     }
 }

@@ -317,7 +317,7 @@ mod tests {
         PlannedCase::write(&path, &plan()).unwrap();
         for row in rows {
             run.append_timing(&TimingRecord { case_id: row.case_id.clone(), ..TimingRecord::default() }).unwrap();
-            run.append(row, &CaseDetail::unmeasured(&row.label())).unwrap();
+            run.append(row, &CaseDetail { case_id: row.case_id.clone(), ..CaseDetail::default() }).unwrap();
         }
         path
     }
@@ -335,7 +335,7 @@ mod tests {
         let run = RunFolder::create(&alone, &Environment::default()).unwrap();
         for row in CASES.map(record) {
             run.append_timing(&TimingRecord { case_id: row.case_id.clone(), ..TimingRecord::default() }).unwrap();
-            run.append(&row, &CaseDetail::unmeasured(&row.label())).unwrap();
+            run.append(&row, &CaseDetail { case_id: row.case_id.clone(), ..CaseDetail::default() }).unwrap();
         }
         run.finish(&CASES.map(|workload| record(workload).case_id), "caching").unwrap();
 

@@ -75,19 +75,13 @@ impl Render for [ThresholdDetail] {
 fn needed(record: &ThresholdRecord) -> String {
     match record.status {
         ThresholdStatus::Found => in_mebibytes(record.threshold_bytes),
-        other => status_words(other).to_owned(),
+        other => status_words(other),
     }
 }
 
 /// The outcome of a search in words.
-pub(super) const fn status_words(status: ThresholdStatus) -> &'static str {
-    match status {
-        ThresholdStatus::Found => "found",
-        ThresholdStatus::NeverFits => "never fits",
-        ThresholdStatus::Skipped => "skipped",
-        ThresholdStatus::Interrupted => "interrupted",
-        ThresholdStatus::Error => "error",
-    }
+pub(super) fn status_words(status: ThresholdStatus) -> String {
+    status.name().replace('_', " ")
 }
 
 /// The memory needed as bars.

@@ -41,7 +41,7 @@ impl CaseOutcome {
     /// The outcome of a case that failed before anything was measured.
     pub(super) fn failed(label: &CaseLabel, reason: &str) -> CaseOutcome {
         CaseOutcome {
-            record: CaseRecord::failed(label, reason),
+            record: CaseRecord::unmeasured(label, Status::Error, reason),
             detail: CaseDetail::unmeasured(label),
             timings: Vec::new(),
         }

@@ -201,21 +201,22 @@ impl Stability {
     }
 }
 
-/// How a search ended.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ThresholdStatus {
-    /// There is a threshold.
-    Found,
-    /// Nothing that could be tried suffices: not the whole device, not the smallest value.
-    NeverFits,
-    /// The device lacks what the strategy needs.
-    #[default]
-    Skipped,
-    /// It was stopped.
-    Interrupted,
-    /// Something is broken.
-    Error,
+oomph_base::named_enum! {
+    /// How a search ended.
+    #[derive(Default)]
+    pub enum ThresholdStatus {
+        /// There is a threshold.
+        Found = "found",
+        /// Nothing that could be tried suffices: not the whole device, not the smallest value.
+        NeverFits = "never_fits",
+        /// The device lacks what the strategy needs.
+        #[default]
+        Skipped = "skipped",
+        /// It was stopped.
+        Interrupted = "interrupted",
+        /// Something is broken.
+        Error = "error",
+    }
 }
 
 /// One row of `thresholds.csv`. A cell is empty where there is nothing to say.
@@ -301,31 +302,6 @@ pub struct ThresholdRecord {
 }
 
 impl ThresholdRecord {
-    /// The row of an answer, or of none.
-    #[must_use]
-    pub fn new(label: &CaseLabel, cap: LimitEnforcer, answer: &Result<Threshold, ThresholdError>) -> ThresholdRecord {
-        let mut record = ThresholdRecord {
-            schema: SCHEMA,
-            case_id: label.case_id(),
-            suite: label.suite.clone(),
-            workload: label.workload.clone(),
-            strategy: label.strategy.clone(),
-            device: label.device.clone(),
-            seed: label.seed,
-            repeat: label.repeat,
-            cap,
-            ..ThresholdRecord::default()
-        };
-        match answer {
-            Ok(found) => record.note(found),
-            Err(error) => {
-                record.status = status_of(error);
-                record.reason = on_one_line(&error.to_string());
-            }
-        }
-        record
-    }
-
     fn note(&mut self, found: &Threshold) {
         self.status = if found.threshold_bytes.is_some() { ThresholdStatus::Found } else { ThresholdStatus::NeverFits };
         if found.threshold_bytes.is_none() {
@@ -376,9 +352,29 @@ impl ThresholdDetail {
     /// Everything about an answer.
     #[must_use]
     pub fn new(label: &CaseLabel, cap: LimitEnforcer, answer: Result<Threshold, ThresholdError>) -> ThresholdDetail {
-        let record = ThresholdRecord::new(label, cap, &answer);
-        let (tried, failure) = answer.map_or_else(|_| Default::default(), |found| (found.probes, found.failure));
-        ThresholdDetail { record, tried, failure }
+        let mut record = ThresholdRecord {
+            schema: SCHEMA,
+            case_id: label.case_id(),
+            suite: label.suite.clone(),
+            workload: label.workload.clone(),
+            strategy: label.strategy.clone(),
+            device: label.device.clone(),
+            seed: label.seed,
+            repeat: label.repeat,
+            cap,
+            ..ThresholdRecord::default()
+        };
+        match answer {
+            Ok(found) => {
+                record.note(&found);
+                ThresholdDetail { record, tried: found.probes, failure: found.failure }
+            }
+            Err(error) => {
+                record.status = status_of(&error);
+                record.reason = on_one_line(&error.to_string());
+                ThresholdDetail { record, ..ThresholdDetail::default() }
+            }
+        }
     }
 }
 

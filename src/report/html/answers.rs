@@ -38,7 +38,7 @@ pub(super) fn thresholds(context: &PageContext<'_>) -> Option<PageSection> {
         .numbers("live", "live_peak_bytes", |row| Cell::bytes(row.live_peak_bytes))
         .numbers("lost", "lost_share", |row| Cell::share(row.lost_share))
         .words("stable", "stable", |row| Cell::text(stable(row)))
-        .words("outcome", "status", |row| Cell::text(status_words(row.status)));
+        .words("outcome", "status", |row| Cell::text(&status_words(row.status)));
     let table = table.html("The smallest memory that is enough", |row| Some(&row.case_id));
     let body = format!(
         "{table}<p class=\"note\">Memory needed: what the strategy itself reserves, in whole pages. Smallest device: \
