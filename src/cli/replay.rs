@@ -17,7 +17,7 @@ use super::{
     options::{DeviceOptions, Format, NeedsOptions, WorkerOptions},
     output,
     progress::Stages,
-    source::{SourceOptions, strategy},
+    source::{DEFAULT_STRATEGIES, SourceOptions, strategy},
 };
 use crate::{
     base::Progress,
@@ -88,9 +88,6 @@ pub struct Args {
     #[arg(long, requires = "export_snapshot")]
     force: bool,
 }
-
-/// The strategies that are compared by default.
-const DEFAULT_STRATEGIES: [&str; 3] = ["direct", "caching", "caching:expandable_segments:True"];
 
 pub fn run(args: Args) -> CommandResult {
     check_export(&args)?;

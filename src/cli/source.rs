@@ -13,6 +13,10 @@ use crate::{
     trace::{Source, torch::Recording},
 };
 
+/// The strategies that commands compare by default: the one without a cache, and both ways in which PyTorch reserves
+/// memory.
+pub const DEFAULT_STRATEGIES: [&str; 3] = ["direct", "caching", "caching:expandable_segments:True"];
+
 /// A source and its options.
 #[derive(Clone, Debug, Args)]
 pub struct SourceOptions {

@@ -13,7 +13,7 @@ use super::{
     output,
     progress::{self, Stages},
     ranks,
-    source::{SourceOptions, strategies_without_plugins},
+    source::{DEFAULT_STRATEGIES, SourceOptions, strategies_without_plugins},
 };
 use crate::{
     answer::{
@@ -93,9 +93,6 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
-
-/// Both ways in which PyTorch reserves memory, and the one without a cache.
-const DEFAULT_STRATEGIES: [&str; 3] = ["direct", "caching", "caching:expandable_segments:True"];
 
 pub fn run(args: Args) -> CommandResult {
     let device = device(&args)?;

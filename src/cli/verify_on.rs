@@ -18,7 +18,7 @@ use super::{
     output,
     progress::{self, OneOf},
     run::note_absent_files,
-    source::strategies_without_plugins,
+    source::{DEFAULT_STRATEGIES, strategies_without_plugins},
     verify,
 };
 use crate::{
@@ -39,9 +39,9 @@ pub struct OnOptions {
     /// Compare this device with the simulated one: `cuda[:N]`, or `sim` for a self-test.
     #[arg(long = "on", id = "on", value_name = "DEVICE", help_heading = HEADING)]
     pub device: Option<String>,
-    /// A strategy with its parameters; may be repeated. For `async`, only peaks can be compared
-    /// [default: direct, caching and caching:expandable_segments:True].
-    #[arg(long, short, value_name = "NAME[:PARAMETERS]", requires = "on", help_heading = HEADING)]
+    /// A strategy with its parameters; may be repeated. For `async`, only peaks can be compared.
+    #[arg(long, short, value_name = "NAME[:PARAMETERS]", requires = "on", help_heading = HEADING,
+        default_values = DEFAULT_STRATEGIES)]
     pub strategy: Vec<String>,
     /// Every workload of this suite with its limits and seeds; may be repeated; `all` is every
     /// suite.
@@ -52,9 +52,6 @@ pub struct OnOptions {
     #[arg(long, short, value_name = "PATTERN", requires = "on", help_heading = HEADING)]
     pub filter: Vec<String>,
 }
-
-/// The strategies that must agree.
-const DEFAULT_STRATEGIES: [&str; 3] = ["direct", "caching", "caching:expandable_segments:True"];
 
 /// One source and its cases. It is read when its turn comes: recordings are verified first, which
 /// takes a while.
@@ -139,7 +136,8 @@ fn devices(args: &verify::Args) -> Result<ComparedDevices, CommandError> {
 /// The cases that pass the filters.
 fn subjects(args: &verify::Args, devices: &ComparedDevices) -> Result<Vec<ComparedSource>, CommandError> {
     let props = devices.real.open()?.props().clone();
-    let strategies = strategies(args)?;
+    let reason = "a plugin calls the driver itself, so its calls cannot be compared";
+    let strategies = strategies_without_plugins(&args.on.strategy, reason)?;
     let filter = CaseFilter { only: args.on.filter.clone(), ..CaseFilter::default() };
     let named = args.sources.iter().map(|path| named(args, path, devices, &props));
     let mut sources = named.collect::<Result<Vec<_>, _>>()?;
@@ -157,14 +155,6 @@ fn subjects(args: &verify::Args, devices: &ComparedDevices) -> Result<Vec<Compar
         return Err(CommandError::nothing_selected(anyhow!("no case passes the filters")));
     }
     Ok(subjects)
-}
-
-fn strategies(args: &verify::Args) -> Result<Vec<StrategySpec>, CommandError> {
-    let reason = "a plugin calls the driver itself, so its calls cannot be compared";
-    match &args.on.strategy[..] {
-        [] => strategies_without_plugins(&DEFAULT_STRATEGIES, reason),
-        typed => strategies_without_plugins(typed, reason),
-    }
 }
 
 /// A source as typed. A wrong name is an error before anything runs.

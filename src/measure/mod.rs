@@ -1,8 +1,8 @@
 //! Observers of a replay, the numbers they give, and the record that a case leaves behind.
 //!
 //! [`measure`] runs one case and returns its row ([`CaseRecord`]) and everything that does not fit in a row
-//! ([`CaseDetail`]). Each observer has a file: [`peaks`], [`timeline`], [`categories`], [`latency`], [`ooms`], [`frames`].
-//! [`timing`] reads the wall clock, [`torch_snapshot`] records a replay as PyTorch would, and [`agreement`] compares
+//! ([`CaseDetail`]). One observer passes each event to what is recorded: [`peaks`], [`timeline`], [`categories`],
+//! [`latency`], [`ooms`], [`frames`]. [`timing`] reads the wall clock, [`torch_snapshot`] records a replay as PyTorch would, and [`agreement`] compares
 //! devices. This module writes no files and prints nothing.
 //!
 //! # What the numbers mean

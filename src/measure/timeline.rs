@@ -125,15 +125,6 @@ pub struct Point {
     pub device_used_bytes: Option<Span>,
 }
 
-impl Point {
-    /// Both as one stretch.
-    #[must_use]
-    pub fn joined_with(mut self, next: &Point) -> Point {
-        self.join(next);
-        self
-    }
-}
-
 impl Join for Point {
     const MOST: usize = MOST_POINTS;
 

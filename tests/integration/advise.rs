@@ -4,14 +4,10 @@ use std::path::Path;
 
 use crate::command::run;
 use oomph::{
-    answer::{
-        advise::{Advice, AdviceQuestion, AvailableMemory, Confidence, SETTINGS, advise},
-        threshold::{ThresholdQuestion, threshold},
-    },
+    answer::advise::{Advice, AdviceQuestion, AvailableMemory, Confidence, advise},
     base::NoProgress,
     device::DeviceSpec,
     replay::verify::Companion,
-    strategy::StrategySpec,
     suite::{CaseSettings, SourceSpec, SuiteFile},
     trace::{Trace, torch::Recording},
 };
@@ -61,21 +57,6 @@ fn advice_matches_twelve_capped_runs() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-}
-
-/// `cargo bench --bench advice` measures the time. It follows from the number of replays, which
-/// does not depend on the machine.
-#[test]
-fn thresholds_take_few_replays() {
-    let (trace, _) = varlen();
-    let device = DeviceSpec::default();
-    for settings in ["caching", "caching:expandable_segments:True"] {
-        let strategy = StrategySpec::from(settings);
-        let question = ThresholdQuestion { repeat: 1, around: 0, ..ThresholdQuestion::new(&trace, &strategy, &device) };
-        let probes = threshold(&question).unwrap().probes.len();
-        assert!((2..=24).contains(&probes), "{settings}: {probes} replays");
-    }
-    assert!(SETTINGS.len() >= 30, "{} settings", SETTINGS.len());
 }
 
 /// PyTorch's error message: 8.57 GiB requested, 8.30 GiB free, 120.83 GiB allocated, 9.92 GiB

@@ -1,7 +1,7 @@
 //! Thresholds against real runs that failed or completed: `varlen` under three memory caps and four
 //! settings.
 
-use std::path::Path;
+use std::{ops::RangeInclusive, path::Path};
 
 use oomph::{
     answer::threshold::{Threshold, ThresholdQuestion, threshold},
@@ -61,9 +61,8 @@ fn thresholds_match_twelve_capped_runs() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The most probes that a search may take: 17 to find the threshold to 2 MiB, and the ones around
-/// it.
-const PROBES: usize = 60;
+/// The number of probes of a search to 2 MiB with 16 around it. These searches take 21 to 29.
+const PROBES: RangeInclusive<usize> = 17..=32;
 
 /// The search is cheap because it needs few replays. `cargo bench --bench advice` measures the
 /// times.
@@ -76,7 +75,7 @@ fn a_threshold_needs_few_probes() {
         let strategy = settings_of(&format!("varlen_cap047{setting}"));
         for repeat in [1, 3] {
             let probes = find(&trace, &strategy, repeat).probes.len();
-            assert!((17..=PROBES).contains(&probes), "{strategy}: {repeat} rounds took {probes} probes");
+            assert!(PROBES.contains(&probes), "{strategy}: {repeat} rounds took {probes} probes");
         }
     }
 }

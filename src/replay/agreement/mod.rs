@@ -12,7 +12,7 @@ pub use decision::{Decision, RunDifference, TracePlace};
 
 use std::{panic::resume_unwind, thread};
 
-use self::transcript::{TranscriptReader, TranscriptWriter, transcript};
+use self::transcript::{TranscriptReader, transcript};
 use super::{
     FailedRequest, LiveBlock, Observer, OnOutOfMemory, ReplayError, ReplayMoment, ReplayOptions, ReplayOutcome, replay,
 };
@@ -80,11 +80,14 @@ pub fn agree(
     let props = device.props().clone();
     let (performance, comparison) = thread::scope(|scope| {
         let comparison = scope.spawn(|| compare(source, &mut *second, props, reader, options));
-        let performance = watch(source, &mut *first, device, writer, options);
+        // The transcript is complete when both writers are gone.
+        let mut intercepted = InterceptedDevice::new(device, writer.clone());
+        let performance = perform(source, &mut *first, &mut intercepted, options, &mut DecisionObserver(writer));
+        drop(intercepted);
         (performance, comparison.join().unwrap_or_else(|panic| resume_unwind(panic)))
     });
     let performance = performance?;
-    let ScriptedRun { agreed, difference, stats } = comparison;
+    let (DecisionChecker { agreed, difference, .. }, stats) = comparison;
     let difference = difference.or_else(|| {
         let stats = stats.filter(|stats| *stats != performance.stats)?;
         let complaint = format!("the books at the end are {:?}, then {stats:?}", performance.stats);
@@ -111,18 +114,6 @@ pub fn perform<O: Observer>(
     let performance = CompletedRun { replayed, stats: strategy.stats(), details: strategy.details() };
     strategy.close(&mut Context { device, sink: observer }).map_err(failed)?;
     Ok(performance)
-}
-
-/// The run on the device, which writes the transcript.
-fn watch(
-    source: &dyn Source,
-    strategy: &mut dyn Strategy,
-    device: &mut dyn Device,
-    writer: TranscriptWriter,
-    options: &ReplayOptions<'_>,
-) -> Result<CompletedRun, ReplayError> {
-    let mut device = InterceptedDevice::new(device, writer.clone());
-    perform(source, strategy, &mut device, options, &mut DecisionObserver(writer))
 }
 
 /// Receives the decisions of a run, event by event.
@@ -163,22 +154,15 @@ impl<S: DecisionSink> Observer for DecisionObserver<S> {
     }
 }
 
-/// What the run on the transcript's answers found.
-struct ScriptedRun {
-    agreed: u64,
-    difference: Option<RunDifference>,
-    /// The books, if it came to its end.
-    stats: Option<Stats>,
-}
-
-/// The run on the transcript's answers. It is not stopped from outside: it ends when the transcript does.
+/// The run on the transcript's answers, and its books if it came to its end. It is not stopped from outside: it ends
+/// when the transcript does.
 fn compare(
     source: &dyn Source,
     strategy: &mut dyn Strategy,
     props: DeviceProps,
     reader: TranscriptReader,
     options: &ReplayOptions<'_>,
-) -> ScriptedRun {
+) -> (DecisionChecker, Option<Stats>) {
     let answers = reader.clone();
     let mut device = ScriptedDevice::following(props, move || answers.exchanges());
     let mut observer = DecisionObserver(DecisionChecker::new(reader));
@@ -191,8 +175,7 @@ fn compare(
     };
     let mut checker = observer.0;
     checker.conclude(performance.is_ok(), complaint);
-    let DecisionChecker { agreed, difference, .. } = checker;
-    ScriptedRun { agreed, difference, stats: performance.ok().map(|performance| performance.stats) }
+    (checker, performance.ok().map(|performance| performance.stats))
 }
 
 /// Compares every decision with the transcript.
@@ -386,7 +369,7 @@ mod tests {
             perform(&source, &mut *first, &mut device, &options, &mut DecisionObserver(writer)).unwrap();
             assert!(device.interceptor().answers >= lie_at, "fewer answers than the lie needs");
             drop(device);
-            let comparison = compare(&source, &mut *second, props, reader, &options);
+            let (comparison, _) = compare(&source, &mut *second, props, reader, &options);
             assert!(comparison.difference.is_some(), "lie {lie_at}");
             assert!(comparison.agreed < 200);
         }
@@ -403,7 +386,7 @@ mod tests {
         perform(&source, &mut *first, &mut device, &options, &mut DecisionObserver(writer)).unwrap();
         device.synchronize().unwrap();
         drop(device);
-        let comparison = compare(&source, &mut *second, props, reader, &options);
+        let (comparison, _) = compare(&source, &mut *second, props, reader, &options);
         let words = comparison.difference.unwrap().to_string();
         assert_eq!(comparison.agreed, 200);
         assert!(

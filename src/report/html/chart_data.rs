@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::{
     measure::{
         CaseDetail, CaseRecord, Composition, LayoutFrame, StepPeak,
-        timeline::{IncidentKind, Point, Span},
+        timeline::{IncidentKind, Join, Point, Span},
     },
     trace::Category,
 };
@@ -175,7 +175,11 @@ fn compositions(all: &[Composition]) -> Vec<Vec<u64>> {
 fn thinned(points: &[Point], most: usize) -> Vec<Point> {
     points
         .chunks(points.len().div_ceil(most).max(1))
-        .map(|section| section[1..].iter().fold(section[0], |joined, next| joined.joined_with(next)))
+        .map(|section| {
+            let mut joined = section[0];
+            section[1..].iter().for_each(|next| joined.join(next));
+            joined
+        })
         .collect()
 }
 
