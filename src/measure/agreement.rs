@@ -123,11 +123,11 @@ impl AgreementRecord {
         label: &CaseLabel,
         simulated_device: &str,
         source: &dyn Source,
-        cast: AgreementSetup,
+        setup: AgreementSetup,
         options: &ReplayOptions<'_>,
     ) -> AgreementRecord {
         let mut record = AgreementRecord::unmeasured(label, simulated_device, AgreementFinding::Agrees, "");
-        if let Err(error) = record.run(source, cast, options) {
+        if let Err(error) = record.run(source, setup, options) {
             let skipped = matches!(error, ReplayError::Incapable(_));
             record.finding = if skipped { AgreementFinding::Skipped } else { AgreementFinding::Failed };
             record.reason = error.to_string();
@@ -138,10 +138,10 @@ impl AgreementRecord {
     fn run(
         &mut self,
         source: &dyn Source,
-        cast: AgreementSetup,
+        setup: AgreementSetup,
         options: &ReplayOptions<'_>,
     ) -> Result<(), ReplayError> {
-        let AgreementSetup { mut device, mut simulated, strategies: [mut first, second, mut free] } = cast;
+        let AgreementSetup { mut device, mut simulated, strategies: [mut first, second, mut free] } = setup;
         let on_device = if first.requires().contains(Capabilities::STREAM_ORDERED_POOLS) {
             self.finding = AgreementFinding::Unscripted;
             perform(source, &mut *first, &mut *device, options, &mut Silent)?
@@ -224,9 +224,9 @@ mod tests {
         builder.finish("builder")
     }
 
-    fn measure(cast: AgreementSetup) -> AgreementRecord {
+    fn measure(setup: AgreementSetup) -> AgreementRecord {
         let label = CaseLabel { workload: "builder".to_owned(), ..CaseLabel::default() };
-        AgreementRecord::measure(&label, "sim", &builder(), cast, &ReplayOptions::default())
+        AgreementRecord::measure(&label, "sim", &builder(), setup, &ReplayOptions::default())
     }
 
     #[test]
