@@ -101,7 +101,12 @@ pub struct AgreementSetup {
 impl AgreementRecord {
     /// The row of a case that has not been run.
     #[must_use]
-    pub fn unmeasured(label: &CaseLabel, simulated_device: &str, finding: AgreementFinding, reason: &str) -> AgreementRecord {
+    pub fn unmeasured(
+        label: &CaseLabel,
+        simulated_device: &str,
+        finding: AgreementFinding,
+        reason: &str,
+    ) -> AgreementRecord {
         AgreementRecord {
             schema: SCHEMA,
             case_id: label.case_id(),
@@ -259,7 +264,10 @@ mod tests {
     #[test]
     fn the_drivers_own_pool_is_compared_by_its_peaks_alone() {
         let record = measure(setup(["async"; 3]));
-        assert_eq!((record.finding, record.agreement_percent, record.events), (AgreementFinding::Unscripted, None, Some(4)));
+        assert_eq!(
+            (record.finding, record.agreement_percent, record.events),
+            (AgreementFinding::Unscripted, None, Some(4))
+        );
         assert_eq!(record.peak_used_bytes, Some(33 * MIB));
         assert_eq!(record.peak_used_difference_percent, Some(0.0));
         assert_eq!(record.peak_reserved_difference_percent, Some(0.0));
@@ -271,7 +279,10 @@ mod tests {
         let mut incapable = setup(["async"; 3]);
         incapable.device = Box::new(tiny_device(MIB));
         let record = measure(incapable);
-        assert_eq!((record.finding, record.events, record.peak_reserved_bytes), (AgreementFinding::Skipped, None, None));
+        assert_eq!(
+            (record.finding, record.events, record.peak_reserved_bytes),
+            (AgreementFinding::Skipped, None, None)
+        );
         assert_eq!(record.reason, "this device has no stream-ordered pools");
     }
 
@@ -279,7 +290,8 @@ mod tests {
     fn a_run_that_was_stopped_finds_nothing() {
         let stop = AtomicBool::new(true);
         let options = ReplayOptions { stop: Some(&stop), ..ReplayOptions::default() };
-        let record = AgreementRecord::measure(&CaseLabel::default(), "sim", &builder(), setup(["caching"; 3]), &options);
+        let record =
+            AgreementRecord::measure(&CaseLabel::default(), "sim", &builder(), setup(["caching"; 3]), &options);
         assert_eq!(record.finding, AgreementFinding::Interrupted);
     }
 }

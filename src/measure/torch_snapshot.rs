@@ -201,7 +201,9 @@ impl SnapshotRecorder {
 impl EventSink for SnapshotRecorder {
     fn event(&mut self, event: StrategyEvent) {
         // PyTorch counts retries without recording them.
-        let Some(ObservedAction { action, mut address, bytes, stream }) = ObservedAction::of_event(&event) else { return };
+        let Some(ObservedAction { action, mut address, bytes, stream }) = ObservedAction::of_event(&event) else {
+            return;
+        };
         let mut stack = self.caller;
         match event {
             StrategyEvent::SegmentAlloc { .. } | StrategyEvent::SegmentMap { .. } => {

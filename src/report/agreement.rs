@@ -118,8 +118,11 @@ fn summary(records: &[AgreementRecord]) -> String {
         }
         parts.push(free);
     }
-    for (finding, name) in [(AgreementFinding::Differs, "differing"), (AgreementFinding::Skipped, "skipped"), (AgreementFinding::Failed, "failed")]
-    {
+    for (finding, name) in [
+        (AgreementFinding::Differs, "differing"),
+        (AgreementFinding::Skipped, "skipped"),
+        (AgreementFinding::Failed, "failed"),
+    ] {
         let count = records.iter().filter(|record| record.finding == finding).count();
         parts.extend((count > 0).then(|| format!("{count} {name}")));
     }
@@ -131,7 +134,13 @@ mod tests {
     use super::{super::Render, *};
     use crate::{base::MIB, measure::CaseLabel};
 
-    fn record(source: &str, strategy: &str, finding: AgreementFinding, agreed: Option<u64>, simulated: u64) -> AgreementRecord {
+    fn record(
+        source: &str,
+        strategy: &str,
+        finding: AgreementFinding,
+        agreed: Option<u64>,
+        simulated: u64,
+    ) -> AgreementRecord {
         let label = CaseLabel {
             suite: "verify".to_owned(),
             workload: source.to_owned(),

@@ -11,7 +11,7 @@ use crate::{
     device::{DeviceProps, DeviceSpec, default_limit, wrap::capped},
     measure::{
         self, AgreementRecord, CaseDetail, CaseRecord, Status, TimingRecord,
-        agreement::{AgreementSetup, AgreementFinding},
+        agreement::{AgreementFinding, AgreementSetup},
     },
     replay::{OpenedAllocator, Replay, ReplayError, ReplayOptions},
     strategy::{Built, Setup},
@@ -142,7 +142,8 @@ fn measure_opened(case: &Case, opened: OpenedAllocator, options: &ReplayOptions<
 #[must_use]
 pub fn compare(case: &Case, simulated: &DeviceSpec, stop: &AtomicBool) -> AgreementRecord {
     let simulated_device = simulated.to_string();
-    let failed = |reason: &str| AgreementRecord::unmeasured(&case.label, &simulated_device, AgreementFinding::Failed, reason);
+    let failed =
+        |reason: &str| AgreementRecord::unmeasured(&case.label, &simulated_device, AgreementFinding::Failed, reason);
     // A panic is a bug in oomph, but it must fail only one case.
     catch_unwind(AssertUnwindSafe(|| {
         let setup = agreement_setup(case, simulated).map_err(|error| error.to_string())?;
