@@ -172,7 +172,7 @@ impl fmt::Display for Address {
 }
 
 macro_rules! index {
-    ($(#[$doc:meta])* $name:ident($inner:ty)) => {
+    ($($(#[$doc:meta])* $name:ident($inner:ty);)*) => {$(
         $(#[$doc])*
         #[derive(
             Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
@@ -193,28 +193,20 @@ macro_rules! index {
                 self.0.fmt(f)
             }
         }
-    };
+    )*};
 }
 
 index! {
     /// A stream, numbered from the default stream 0. `Device::stream_handle` gives the driver's handle.
-    StreamId(u16)
-}
-index! {
+    StreamId(u16);
     /// A host thread, numbered from 0.
-    ThreadId(u16)
-}
-index! {
+    ThreadId(u16);
     /// An event on a stream, numbered by the device.
-    EventId(u32)
-}
-index! {
+    EventId(u32);
     /// An interned call site; 0 is "unknown".
-    SiteId(u32)
-}
-index! {
+    SiteId(u32);
     /// An interned tag (category and layer); 0 is "untagged".
-    TagId(u32)
+    TagId(u32);
 }
 
 impl StreamId {

@@ -31,8 +31,7 @@ pub extern "C-unwind" fn oomph_alloc(bytes: usize, device: c_int, stream: *mut c
     if let Some(address) = served.flatten() {
         return ptr::with_exposed_provenance_mut(address.0 as usize);
     }
-    if SERVICE.get().and_then(Option::as_ref).is_some_and(|it| it.settings().out_of_memory == OutOfMemorySignal::Throw)
-    {
+    if SERVICE.get().and_then(Option::as_ref).is_some_and(|it| it.settings.out_of_memory == OutOfMemorySignal::Throw) {
         throw_bad_alloc();
     }
     ptr::null_mut()
@@ -106,7 +105,7 @@ extern "C" fn write_statistics() {
     let _ = catch_unwind(|| {
         let Some(service) = SERVICE.get().and_then(Option::as_ref) else { return };
         let statistics = service.statistics();
-        let Some(file) = &service.settings().statistics_file else {
+        let Some(file) = &service.settings.statistics_file else {
             let _ = io::stderr().write_all(statistics.to_string().as_bytes());
             return;
         };

@@ -69,11 +69,6 @@ impl AllocatorService {
         AllocatorService { settings, gpus: Mutex::default() }
     }
 
-    /// The settings from the environment.
-    fn settings(&self) -> &ServiceSettings {
-        &self.settings
-    }
-
     /// A block of at least this size, ordered on the stream with this handle; `None` where memory
     /// has run out.
     fn alloc(&self, bytes: u64, device: i32, stream: u64) -> Result<Option<Address>, ServiceError> {
@@ -118,7 +113,8 @@ impl AllocatorService {
     /// when the program ends.
     fn statistics(&self) -> ServiceStatistics {
         let devices = self.all().iter().filter_map(|gpu| Some(gpu.try_lock().ok()?.statistics())).collect();
-        ServiceStatistics::of(&self.settings, devices)
+        let strategy = self.settings.strategy.to_string();
+        ServiceStatistics { schema: 1, strategy, limit_bytes: self.settings.limit, devices }
     }
 
     fn gpu(&self, device: i32) -> Result<Arc<Mutex<GpuService>>, ServiceError> {
@@ -177,12 +173,6 @@ struct GpuStatistics {
     stats: Stats,
     /// The strategy's own counters.
     details: BTreeMap<String, u64>,
-}
-
-impl ServiceStatistics {
-    fn of(settings: &ServiceSettings, devices: Vec<GpuStatistics>) -> ServiceStatistics {
-        ServiceStatistics { schema: 1, strategy: settings.strategy.to_string(), limit_bytes: settings.limit, devices }
-    }
 }
 
 impl fmt::Display for ServiceStatistics {

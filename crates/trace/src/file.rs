@@ -232,9 +232,9 @@ impl<'a> LineReader<'a> {
 
     /// An error in the current line.
     #[cold]
-    pub(crate) fn syntax_error(&self, reason: impl Into<String>) -> TraceError {
+    pub(crate) fn syntax_error(&self, reason: impl ToString) -> TraceError {
         let reason = match std::str::from_utf8(&self.line) {
-            Ok(_) => reason.into(),
+            Ok(_) => reason.to_string(),
             Err(error) => format!("not text at byte {} of the line", error.valid_up_to() + 1),
         };
         TraceError::Syntax { path: self.path.clone(), line: self.number, reason }

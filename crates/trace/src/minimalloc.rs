@@ -85,7 +85,7 @@ pub(crate) fn read(input: Input<'_>, path: &Path) -> Result<Trace, TraceError> {
         if bytes == 0 {
             return Err(lines.syntax_error(format!("buffer `{id}` has no size")));
         }
-        let spent = |spent: OutOfBudget| lines.syntax_error(spent.to_string());
+        let spent = |spent: OutOfBudget| lines.syntax_error(spent);
         let place = buffers.len() as u32;
         budget.charge(2 * id.len() + 128).map_err(spent)?;
         budget.push(&mut buffers, BufferRow { id, bytes }).map_err(spent)?;

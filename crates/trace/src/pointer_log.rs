@@ -9,8 +9,8 @@ use std::{
 };
 
 use super::{
-    MarkKind, TableFull, Trace, TraceBuilder, TraceError, builder::add_failed_request, file::LineReader,
-    interner::Interner, memory_budget::MemoryBudget,
+    MarkKind, Trace, TraceBuilder, TraceError, builder::add_failed_request, file::LineReader, interner::Interner,
+    memory_budget::MemoryBudget,
 };
 use oomph_base::{Nanos, SiteId, StreamId, TagId, ThreadId};
 
@@ -85,7 +85,7 @@ impl PointerLog {
         at: &LineReader<'_>,
     ) -> Result<(), TraceError> {
         let step = TimedStep { elapsed, thread, step };
-        self.budget.push(&mut self.steps, step).map_err(|spent| at.syntax_error(spent.to_string()))
+        self.budget.push(&mut self.steps, step).map_err(|spent| at.syntax_error(spent))
     }
 
     pub(crate) fn label(&mut self, label: &str, at: &LineReader<'_>) -> Result<u32, TraceError> {
@@ -99,7 +99,7 @@ impl PointerLog {
 
     /// Charges the memory of a text, here and in the tables.
     pub(crate) fn charge(&mut self, text: &str, at: &LineReader<'_>) -> Result<(), TraceError> {
-        self.budget.charge(4 * text.len() + 256).map_err(|spent| at.syntax_error(spent.to_string()))
+        self.budget.charge(4 * text.len() + 256).map_err(|spent| at.syntax_error(spent))
     }
 
     pub(crate) fn into_trace(mut self, name: &str) -> Trace {
@@ -161,9 +161,4 @@ impl PointerLog {
 /// The name of a trace that is read from this file.
 pub(crate) fn name_of(path: &Path) -> String {
     path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
-}
-
-/// Reports too many streams or threads as an error of the current line.
-pub(crate) fn table_full<'a>(at: &'a LineReader<'_>) -> impl Fn(TableFull) -> TraceError + 'a {
-    |full| at.syntax_error(full.to_string())
 }

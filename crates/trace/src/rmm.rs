@@ -21,7 +21,7 @@ use super::{
     Event, Op, Source, Tables, Trace, TraceError, TraceFormat, WriteError, failed_when_recorded,
     file::{self, Input, LineReader},
     for_each_event,
-    pointer_log::{LogStep, PointerLog, name_of, parse_handle, table_full},
+    pointer_log::{LogStep, PointerLog, name_of, parse_handle},
 };
 use oomph_base::{Nanos, SiteId};
 
@@ -59,8 +59,8 @@ pub(crate) fn read(input: Input<'_>, path: &Path) -> Result<Trace, TraceError> {
         let stream = parse_handle(stream).ok_or("Stream");
         let not_a = |column: &str| lines.syntax_error(format!("`{column}` cannot be read; the columns are {HEADER}"));
         let (pointer, bytes) = (pointer.map_err(not_a), bytes.map_err(not_a)?);
-        let thread = log.builder.thread_known_as(thread.map_err(not_a)?).map_err(table_full(&lines))?;
-        let stream = log.builder.stream_known_as(stream.map_err(not_a)?).map_err(table_full(&lines))?;
+        let thread = log.builder.thread_known_as(thread.map_err(not_a)?).map_err(|full| lines.syntax_error(full))?;
+        let stream = log.builder.stream_known_as(stream.map_err(not_a)?).map_err(|full| lines.syntax_error(full))?;
         let elapsed = clock.advance(micros.map_err(not_a)?);
         let step = match action.as_str() {
             ALLOCATE => LogStep::Alloc { pointer: pointer?, bytes, stream, site: SiteId(0) },

@@ -9,7 +9,7 @@ use std::path::Path;
 use super::{
     MarkKind, Trace, TraceError, TraceFormat,
     file::{self, Input, LineReader},
-    pointer_log::{LogStep, PointerLog, name_of, parse_handle, table_full},
+    pointer_log::{LogStep, PointerLog, name_of, parse_handle},
 };
 use oomph_base::{Nanos, SiteId, ThreadId};
 
@@ -50,7 +50,7 @@ pub(crate) fn read(input: Input<'_>, path: &Path) -> Result<Trace, TraceError> {
     let mut micro_batches = 0;
     while let Some(line) = lines.next_text()? {
         let step = if let Some((is_alloc, pointer, bytes, stream)) = parse_call(line) {
-            let stream = log.builder.stream_known_as(stream).map_err(table_full(&lines))?;
+            let stream = log.builder.stream_known_as(stream).map_err(|full| lines.syntax_error(full))?;
             match is_alloc {
                 true => LogStep::Alloc { pointer, bytes, stream, site: SiteId(0) },
                 false => LogStep::Free { pointer, bytes, stream },

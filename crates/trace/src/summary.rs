@@ -108,11 +108,10 @@ impl PowerHistogram {
 
     /// The buckets that are not empty, in ascending order.
     pub fn buckets(&self) -> impl Iterator<Item = HistogramBucket> + '_ {
-        self.counts
-            .iter()
-            .enumerate()
-            .filter(|(_, count)| **count > 0)
-            .map(|(place, &count)| Self::bucket(place, count))
+        self.counts.iter().enumerate().filter(|(_, count)| **count > 0).map(|(place, &count)| match place {
+            0 => HistogramBucket { from: 0, to: 0, count },
+            _ => HistogramBucket { from: 1 << (place - 1), to: u64::MAX >> (64 - place), count },
+        })
     }
 
     /// The bucket of a quantile: 0.5 for the median.
@@ -131,13 +130,6 @@ impl PowerHistogram {
             passed += bucket.count;
             passed >= wanted
         })
-    }
-
-    fn bucket(place: usize, count: u64) -> HistogramBucket {
-        match place {
-            0 => HistogramBucket { from: 0, to: 0, count },
-            _ => HistogramBucket { from: 1 << (place - 1), to: u64::MAX >> (64 - place), count },
-        }
     }
 }
 

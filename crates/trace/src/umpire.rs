@@ -67,6 +67,8 @@ pub(crate) fn read(input: Input<'_>, path: &Path) -> Result<Trace, TraceError> {
     while let Some(text) = lines.next_text()? {
         let parsed = serde_json::from_str(text).map_err(|error| error.to_string());
         let LogLine { event, timestamp, payload, result } = parsed.map_err(|reason| lines.syntax_error(reason))?;
+        let pointer_in =
+            |text: &str| parse_handle(text).ok_or_else(|| lines.syntax_error("`memory_ptr` is not a pointer"));
         let elapsed = Nanos(timestamp.map_or(0, |now| now.saturating_sub(last.unwrap_or(now))));
         last = timestamp.max(last);
         let step = match event.as_deref() {
@@ -82,17 +84,14 @@ pub(crate) fn read(input: Input<'_>, path: &Path) -> Result<Trace, TraceError> {
             }
             Some("allocate") => {
                 let Some(pointer) = result.memory_ptr else { continue };
-                let pointer =
-                    parse_handle(&pointer).ok_or_else(|| lines.syntax_error("`memory_ptr` is not a pointer"))?;
+                let pointer = pointer_in(&pointer)?;
                 let bytes = payload.size.ok_or_else(|| lines.syntax_error("an alloc without `size`"))?;
                 let site = payload.allocator_ref.and_then(|reference| allocators.get(&reference).copied());
                 LogStep::Alloc { pointer, bytes, stream: StreamId::DEFAULT, site: site.unwrap_or_default() }
             }
             Some("deallocate") => {
                 let pointer = payload.memory_ptr.ok_or_else(|| lines.syntax_error("a free without `memory_ptr`"))?;
-                let pointer =
-                    parse_handle(&pointer).ok_or_else(|| lines.syntax_error("`memory_ptr` is not a pointer"))?;
-                LogStep::Free { pointer, bytes: 0, stream: StreamId::DEFAULT }
+                LogStep::Free { pointer: pointer_in(&pointer)?, bytes: 0, stream: StreamId::DEFAULT }
             }
             _ => continue,
         };

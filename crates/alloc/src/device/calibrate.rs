@@ -302,7 +302,7 @@ fn measure_work(device: &mut dyn Device, room: u64, products: ProductSupport) ->
     Ok(times)
 }
 
-/// ProductSupport and attention in every format.
+/// Products and attention in every format.
 fn multiplications() -> Vec<Work> {
     let squares = SQUARES.map(|side| (side, side, side));
     let shapes = || {
@@ -399,29 +399,32 @@ fn repeat(
 /// an H200.
 fn rates(device: &mut dyn Device, times: &[WorkTime]) -> Result<Rates, DeviceError> {
     let known = Profile::h200().rates;
-    let fastest = |otherwise: f64, is_it: &dyn Fn(&Work) -> bool| {
+    let fastest = |otherwise: f64, is_it: fn(&Work) -> bool| {
         times.iter().filter(|time| is_it(&time.work)).map(WorkTime::per_ns).reduce(f64::max).unwrap_or(otherwise)
     };
-    let product = |otherwise, wanted: Dtype| {
-        fastest(otherwise, &|work| matches!(work, Work::Gemm { dtype, .. } if *dtype == wanted))
-    };
-    // The longest pass, because shorter ones stay in the cache.
+    // The longest pass, because short ones stay in the cache.
     let longest = times.iter().rfind(|time| matches!(time.work, Work::Elementwise { .. }));
-    let copied_in = |otherwise, wanted: bool| {
-        fastest(otherwise, &|work| matches!(work, Work::CopyIn { pinned, .. } if *pinned == wanted))
-    };
-    let copied_out = |otherwise, wanted: bool| {
-        fastest(otherwise, &|work| matches!(work, Work::CopyOut { pinned, .. } if *pinned == wanted))
-    };
     Ok(Rates {
-        f32_flops_per_ns: product(known.f32_flops_per_ns, Dtype::F32),
-        tf32_flops_per_ns: product(known.tf32_flops_per_ns, Dtype::Tf32),
-        half_flops_per_ns: product(known.half_flops_per_ns, Dtype::Bf16),
+        f32_flops_per_ns: fastest(known.f32_flops_per_ns, |work| matches!(work, Work::Gemm { dtype: Dtype::F32, .. })),
+        tf32_flops_per_ns: fastest(known.tf32_flops_per_ns, |work| {
+            matches!(work, Work::Gemm { dtype: Dtype::Tf32, .. })
+        }),
+        half_flops_per_ns: fastest(known.half_flops_per_ns, |work| {
+            matches!(work, Work::Gemm { dtype: Dtype::Bf16, .. })
+        }),
         memory_bytes_per_ns: longest.map_or(known.memory_bytes_per_ns, WorkTime::per_ns),
-        pinned_copy_in_bytes_per_ns: copied_in(known.pinned_copy_in_bytes_per_ns, true),
-        pinned_copy_out_bytes_per_ns: copied_out(known.pinned_copy_out_bytes_per_ns, true),
-        pageable_copy_in_bytes_per_ns: copied_in(known.pageable_copy_in_bytes_per_ns, false),
-        pageable_copy_out_bytes_per_ns: copied_out(known.pageable_copy_out_bytes_per_ns, false),
+        pinned_copy_in_bytes_per_ns: fastest(known.pinned_copy_in_bytes_per_ns, |work| {
+            matches!(work, Work::CopyIn { pinned: true, .. })
+        }),
+        pinned_copy_out_bytes_per_ns: fastest(known.pinned_copy_out_bytes_per_ns, |work| {
+            matches!(work, Work::CopyOut { pinned: true, .. })
+        }),
+        pageable_copy_in_bytes_per_ns: fastest(known.pageable_copy_in_bytes_per_ns, |work| {
+            matches!(work, Work::CopyIn { pinned: false, .. })
+        }),
+        pageable_copy_out_bytes_per_ns: fastest(known.pageable_copy_out_bytes_per_ns, |work| {
+            matches!(work, Work::CopyOut { pinned: false, .. })
+        }),
         kernel_floor: kernel_floor(device)?.unwrap_or(known.kernel_floor),
     })
 }

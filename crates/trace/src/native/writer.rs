@@ -12,17 +12,8 @@ pub(crate) struct NativeWriter {
     lines: Vec<u8>,
     thread: ThreadId,
     events: u64,
-    defined: DefinedCounts,
-}
-
-/// The number of entries of each table that were written.
-struct DefinedCounts {
-    tags: usize,
-    sites: usize,
-    labels: usize,
-    shapes: usize,
-    streams: usize,
-    threads: usize,
+    /// How many streams, threads, tags, sites, labels and shapes were written.
+    defined: [usize; 6],
 }
 
 impl NativeWriter {
@@ -34,7 +25,7 @@ impl NativeWriter {
             thread: ThreadId(0),
             events: 0,
             // Entry 0 is the same in every trace, except for shapes.
-            defined: DefinedCounts { tags: 1, sites: 1, labels: 1, shapes: 0, streams: 1, threads: 1 },
+            defined: [1, 1, 1, 1, 1, 0],
         };
         writer.word("oomph-trace");
         writer.number(super::VERSION);
@@ -57,13 +48,17 @@ impl NativeWriter {
 
     /// Writes the new table entries. Must be called before the events that refer to them.
     pub(crate) fn define(&mut self, tables: &Tables) -> Result<(), TooLong> {
-        for (number, &handle) in tables.streams().iter().enumerate().skip(self.defined.streams) {
+        let [streams, threads, tags] = [tables.streams().len(), tables.threads().len(), tables.tags().len()];
+        let [sites, labels, shapes] = [tables.sites().len(), tables.labels().len(), tables.shapes().len()];
+        let counts = [streams, threads, tags, sites, labels, shapes];
+        let [streams, threads, tags, sites, labels, shapes] = std::mem::replace(&mut self.defined, counts);
+        for (number, &handle) in tables.streams().iter().enumerate().skip(streams) {
             self.define_handle("stream", number, handle);
         }
-        for (number, &handle) in tables.threads().iter().enumerate().skip(self.defined.threads) {
+        for (number, &handle) in tables.threads().iter().enumerate().skip(threads) {
             self.define_handle("thread", number, handle);
         }
-        for (number, tag) in tables.tags().iter().enumerate().skip(self.defined.tags) {
+        for (number, tag) in tables.tags().iter().enumerate().skip(tags) {
             self.word("tag");
             self.number(number as u64);
             self.word(" ");
@@ -73,23 +68,15 @@ impl NativeWriter {
             }
             self.end_line();
         }
-        for (number, site) in tables.sites().iter().enumerate().skip(self.defined.sites) {
+        for (number, site) in tables.sites().iter().enumerate().skip(sites) {
             self.define_json("site", number, site)?;
         }
-        for (number, label) in tables.labels().iter().enumerate().skip(self.defined.labels) {
+        for (number, label) in tables.labels().iter().enumerate().skip(labels) {
             self.define_json("label", number, label)?;
         }
-        for (number, shape) in tables.shapes().iter().enumerate().skip(self.defined.shapes) {
+        for (number, shape) in tables.shapes().iter().enumerate().skip(shapes) {
             self.define_json("shape", number, shape)?;
         }
-        self.defined = DefinedCounts {
-            tags: tables.tags().len(),
-            sites: tables.sites().len(),
-            labels: tables.labels().len(),
-            shapes: tables.shapes().len(),
-            streams: tables.streams().len(),
-            threads: tables.threads().len(),
-        };
         Ok(())
     }
 

@@ -12,9 +12,9 @@ pub(crate) const MOST_BLOCKS: usize = 1000;
 
 /// The result of a search.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum SearchOutcome {
+pub(crate) enum SearchOutcome<Layout = Vec<u64>> {
     /// A layout, by its offsets.
-    Layout(Vec<u64>),
+    Found(Layout),
     /// No layout exists.
     Nothing,
     /// The budget is spent.
@@ -32,17 +32,10 @@ pub(crate) fn search(
     let mut search = ExactSearcher::new(blocks, order, ceiling);
     let all: Vec<u32> = (0..blocks.len() as u32).collect();
     match search.groups(&all, (0, None), budget) {
-        SearchAnswer::Yes => SearchOutcome::Layout(search.offsets),
-        SearchAnswer::No => SearchOutcome::Nothing,
-        SearchAnswer::Spent => SearchOutcome::Spent,
+        SearchOutcome::Found(()) => SearchOutcome::Found(search.offsets),
+        SearchOutcome::Nothing => SearchOutcome::Nothing,
+        SearchOutcome::Spent => SearchOutcome::Spent,
     }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum SearchAnswer {
-    Yes,
-    No,
-    Spent,
 }
 
 /// Offset and number of the block placed last.
@@ -97,7 +90,7 @@ impl<'a> ExactSearcher<'a> {
     }
 
     /// Places blocks, in order of their beginnings, group by group.
-    fn groups(&mut self, mut rest: &[u32], last: LastPlaced, budget: &mut PackingBudget) -> SearchAnswer {
+    fn groups(&mut self, mut rest: &[u32], last: LastPlaced, budget: &mut PackingBudget) -> SearchOutcome<()> {
         while let Some(&first) = rest.first() {
             let mut end = self.blocks[first as usize].end;
             let size = rest.iter().position(|&block| {
@@ -108,20 +101,20 @@ impl<'a> ExactSearcher<'a> {
             });
             let (group, others) = rest.split_at(size.unwrap_or(rest.len()));
             let answer = self.group(group, last, budget);
-            if answer != SearchAnswer::Yes {
+            if answer != SearchOutcome::Found(()) {
                 return answer;
             }
             rest = others;
         }
-        SearchAnswer::Yes
+        SearchOutcome::Found(())
     }
 
-    fn group(&mut self, group: &[u32], last: LastPlaced, budget: &mut PackingBudget) -> SearchAnswer {
+    fn group(&mut self, group: &[u32], last: LastPlaced, budget: &mut PackingBudget) -> SearchOutcome<()> {
         if !budget.spend(self.cost(group)) {
-            return SearchAnswer::Spent;
+            return SearchOutcome::Spent;
         }
         if !self.has_room(group, last.0) {
-            return SearchAnswer::No;
+            return SearchOutcome::Nothing;
         }
         let mut tried: Option<(&BlockLifetime, u64)> = None;
         for block in self.candidates(group, last) {
@@ -135,11 +128,11 @@ impl<'a> ExactSearcher<'a> {
             self.place(block);
             let rest: Vec<u32> = group.iter().copied().filter(|&other| other != block).collect();
             match self.groups(&rest, (resting.1, Some(block)), budget) {
-                SearchAnswer::No => self.undo(mark),
+                SearchOutcome::Nothing => self.undo(mark),
                 answer => return answer,
             }
         }
-        SearchAnswer::No
+        SearchOutcome::Nothing
     }
 
     fn cost(&self, group: &[u32]) -> u64 {
@@ -232,7 +225,7 @@ mod tests {
     fn a_cut_rectangle_is_packed_again() {
         for seed in 0..8 {
             let puzzle = cut_rectangle(seed, 40, 100_000);
-            assert!(matches!(found(puzzle.blocks(), 100_000), SearchOutcome::Layout(_)), "seed {seed}");
+            assert!(matches!(found(puzzle.blocks(), 100_000), SearchOutcome::Found(_)), "seed {seed}");
             assert_eq!(found(puzzle.blocks(), 99_999), SearchOutcome::Nothing, "seed {seed}");
         }
     }
@@ -281,7 +274,7 @@ mod tests {
             blocks.sort_by_key(|block| block.begin);
             let lowest = lowest(&blocks);
             prop_assert!(lowest >= peak_live_bytes(&blocks));
-            prop_assert!(matches!(found(&blocks, lowest), SearchOutcome::Layout(_)));
+            prop_assert!(matches!(found(&blocks, lowest), SearchOutcome::Found(_)));
             prop_assert_eq!(found(&blocks, lowest - 1), SearchOutcome::Nothing);
         }
     }

@@ -253,7 +253,7 @@ impl GroupPacking {
             let found = search_in_turns(&self.blocks, ceiling, &mut share);
             self.budget.spend(before - share.steps());
             match found {
-                SearchOutcome::Layout(offsets) => self.take(offsets, PackingMethod::ExactSearch),
+                SearchOutcome::Found(offsets) => self.take(offsets, PackingMethod::ExactSearch),
                 SearchOutcome::Nothing => {
                     self.proven = ceiling / grain * grain + grain;
                     self.enough = self.enough.max(self.proven);

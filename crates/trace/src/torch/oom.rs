@@ -110,16 +110,11 @@ impl Recording {
     }
 
     fn holders(&self, held: &[(StackId, u64)]) -> Vec<MemoryHolder> {
-        let mut by_stack: BTreeMap<StackId, (u64, u64)> = BTreeMap::new();
-        for &(stack, bytes) in held {
-            let (blocks, sum) = by_stack.entry(stack).or_default();
-            (*blocks, *sum) = (*blocks + 1, sum.saturating_add(bytes));
-        }
         let mut by_site: BTreeMap<String, MemoryHolder> = BTreeMap::new();
-        for (stack, (blocks, bytes)) in by_stack {
+        for &(stack, bytes) in held {
             let Some(site) = self.stacks.site(stack) else { continue };
             let holder = by_site.entry(site.clone()).or_insert(MemoryHolder { site, ..MemoryHolder::default() });
-            holder.blocks += blocks;
+            holder.blocks += 1;
             holder.bytes = holder.bytes.saturating_add(bytes);
         }
         let mut holders: Vec<MemoryHolder> = by_site.into_values().collect();

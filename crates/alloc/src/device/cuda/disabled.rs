@@ -48,7 +48,7 @@ pub fn driver_version() -> Option<String> {
 /// There is nothing to check.
 #[must_use]
 pub fn survey() -> Vec<CudaCheck> {
-    vec![CudaCheck::of("cuda", Err((CheckStatus::Missing, REASON.to_owned())))]
+    vec![CudaCheck::new(CheckStatus::Missing, "cuda", REASON)]
 }
 
 /// There is nothing to search for.

@@ -63,12 +63,7 @@ pub struct CudaCheck {
 }
 
 impl CudaCheck {
-    /// A check that succeeds with a description or fails with a reason.
-    pub(super) fn of(subject: impl Into<String>, outcome: Result<String, (CheckStatus, String)>) -> CudaCheck {
-        let subject = subject.into();
-        match outcome {
-            Ok(details) => CudaCheck { subject, status: CheckStatus::Ok, details },
-            Err((status, details)) => CudaCheck { subject, status, details },
-        }
+    pub(super) fn new(status: CheckStatus, subject: impl Into<String>, details: impl Into<String>) -> CudaCheck {
+        CudaCheck { subject: subject.into(), status, details: details.into() }
     }
 }

@@ -238,7 +238,7 @@ impl SimDevice {
         };
         self.conclude_checked(call, 0, refusal.map_or(Ok(()), Err))?;
         let bytes = blocks.iter().map(|block| block.bytes).sum();
-        let time = self.duration(&Work::Elementwise { bytes });
+        let time = self.profile.duration(&Work::Elementwise { bytes });
         let busy_until = |device: &SimDevice| device.clocks.stream_ready(stream).unwrap_or_default();
         let starts = busy_until(self).max(self.clocks.now());
         let queued = self.clocks.run(stream, time);

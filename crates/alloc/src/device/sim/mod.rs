@@ -18,8 +18,6 @@ mod profile;
 mod virtual_memory;
 mod work_times;
 
-use std::sync::Arc;
-
 pub use costs::{Cost, CostTable, CostTableError};
 pub use profile::{Profile, ProfileFile, SimConfig, SimConfigError};
 pub use work_times::{ImpossibleTime, Rates, WorkTable, WorkTime};
@@ -51,10 +49,7 @@ use oomph_base::{Address, EventId, Nanos, StreamId};
 #[derive(Clone, Debug)]
 pub struct SimDevice {
     props: DeviceProps,
-    library_bytes: u64,
-    costs: Arc<CostTable>,
-    rates: Rates,
-    work: Arc<WorkTable>,
+    profile: Profile,
     clocks: StreamClocks,
     ledger: CallLedger,
     memory: PhysicalMemory,
@@ -107,10 +102,6 @@ impl SimDevice {
                 capabilities: Capabilities::ALL,
                 clock: DeviceClock::Virtual,
             },
-            library_bytes: profile.library_bytes,
-            costs: profile.costs,
-            rates: profile.rates,
-            work: profile.work,
             clocks: StreamClocks::new(),
             ledger: CallLedger::default(),
             memory: PhysicalMemory { total: total_bytes, overhead: profile.context_bytes, held: 0 },
@@ -120,6 +111,7 @@ impl SimDevice {
             pinned: PinnedSpace::new(),
             contents: Contents::default(),
             libraries_loaded: false,
+            profile,
         })
     }
 
@@ -139,7 +131,7 @@ impl SimDevice {
         answer: Result<T, DeviceError>,
     ) -> Result<T, DeviceError> {
         let waited = self.clocks.wait_until(until);
-        let cost = self.costs.cost(call, if answer.is_ok() { bytes } else { 0 });
+        let cost = self.profile.costs.cost(call, if answer.is_ok() { bytes } else { 0 });
         self.clocks.elapse(cost);
         self.ledger.note(call, waited + cost, answer.is_err());
         answer

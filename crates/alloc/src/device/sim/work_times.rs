@@ -278,29 +278,16 @@ fn at_rate(amount: f64, per_ns: f64) -> Nanos {
     Nanos((amount / per_ns).ceil() as u64)
 }
 
-/// How long a piece of work keeps its stream busy: as long as similar work was measured to take. A
-/// product takes at least as long as moving its operands, because a long thin product is not like a
-/// square one.
-fn duration(rates: &Rates, times: &WorkTable, work: &Work) -> Nanos {
-    match (times.duration(work), work) {
-        (Some(measured), Work::Gemm { .. }) => measured.max(rates.moving(work)),
-        (Some(measured), _) => measured,
-        (None, _) => rates.duration(work),
-    }
-}
-
 impl Profile {
-    /// How long a piece of work keeps a stream of this GPU busy.
+    /// How long work takes: measured if there are times of its kind, otherwise by the rates. A product takes at least as
+    /// long as moving its operands.
     #[must_use]
     pub fn duration(&self, work: &Work) -> Nanos {
-        duration(&self.rates, &self.work, work)
-    }
-}
-
-impl SimDevice {
-    /// How long a piece of work keeps a stream of this device busy.
-    pub(super) fn duration(&self, work: &Work) -> Nanos {
-        duration(&self.rates, &self.work, work)
+        match (self.work.duration(work), work) {
+            (Some(measured), Work::Gemm { .. }) => measured.max(self.rates.moving(work)),
+            (Some(measured), _) => measured,
+            (None, _) => self.rates.duration(work),
+        }
     }
 }
 
@@ -312,7 +299,7 @@ impl Compute for SimDevice {
             return self.conclude_checked(call, 0, Err(unknown));
         }
         if matches!(work, Work::Gemm { .. }) && !self.libraries_loaded {
-            let requested = self.library_bytes;
+            let requested = self.profile.library_bytes;
             if requested > self.memory.free() {
                 return self.conclude(call, 0, Err(DeviceError::OutOfMemory { call, requested }));
             }
@@ -320,7 +307,7 @@ impl Compute for SimDevice {
             self.libraries_loaded = true;
         }
         let launched = self.conclude(call, 0, Ok(()));
-        let queued = self.clocks.run(stream, self.duration(work));
+        let queued = self.clocks.run(stream, self.profile.duration(work));
         launched.and(queued.map_err(|unknown| DeviceError::InvalidValue { call, reason: unknown.to_string() }))
     }
 }
@@ -328,6 +315,8 @@ impl Compute for SimDevice {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+
+    use std::sync::Arc;
 
     use super::*;
     use crate::device::{Device, sim::SimConfig};
@@ -484,13 +473,14 @@ mod tests {
     #[test]
     fn measured_times_precede_rates_but_not_traffic() {
         let times = WorkTable::of([WorkTime { median_us: 1_000.0, p99_us: None, work: PRODUCT }]).unwrap();
-        assert_eq!(duration(&RATES, &times, &PRODUCT), Nanos(1_000_000));
+        let profile = Profile { rates: RATES, work: Arc::new(times), ..Profile::h200() };
+        assert_eq!(profile.duration(&PRODUCT), Nanos(1_000_000));
         // As much arithmetic, but 137 GB of operands.
         let thin = Work::Gemm { m: 1 << 30, n: 8, k: 8, batch: 1, dtype: Dtype::Bf16, role: ProductRole::Output };
         assert_eq!(thin.flops(), PRODUCT.flops());
-        assert_eq!(duration(&RATES, &times, &thin), at_rate(thin.traffic_bytes(), 4_000.0));
+        assert_eq!(profile.duration(&thin), at_rate(thin.traffic_bytes(), 4_000.0));
         let other = Work::Gemm { m: 64, n: 64, k: 64, batch: 1, dtype: Dtype::F32, role: ProductRole::Output };
-        assert_eq!(duration(&RATES, &times, &other), RATES.duration(&other));
+        assert_eq!(profile.duration(&other), RATES.duration(&other));
     }
 
     #[test]

@@ -13,60 +13,50 @@ const STREAM: StreamId = StreamId::DEFAULT;
 #[must_use]
 pub fn survey() -> Vec<CudaCheck> {
     let mut checks = driver_and_devices();
-    let cublas = blas::blas().map(|blas| format!("{}, {}", blas.version, blas.place));
-    checks.push(CudaCheck::of(
-        "cublas",
-        cublas.map_err(|reason| {
-            (
-                CheckStatus::Missing,
-                format!("{reason}; without it matrix products are replaced by waiting; everything else works"),
-            )
-        }),
-    ));
+    checks.push(match blas::blas() {
+        Ok(blas) => CudaCheck::new(CheckStatus::Ok, "cublas", format!("{}, {}", blas.version, blas.place)),
+        Err(reason) => {
+            let without = "without it matrix products are replaced by waiting; everything else works";
+            CudaCheck::new(CheckStatus::Missing, "cublas", format!("{reason}; {without}"))
+        }
+    });
     checks
 }
 
 /// Stops at the first failing step that later ones need.
 fn driver_and_devices() -> Vec<CudaCheck> {
-    let mut checks = Vec::new();
-    let library = if library::is_present() {
-        Ok("the driver's library was found".to_owned())
-    } else {
-        Err((CheckStatus::Missing, "libcuda.so.1 was not found: no NVIDIA driver on this machine".to_owned()))
+    if !library::is_present() {
+        let kernels = format!("no driver to load them; they need {}", kernels::OLDEST);
+        let library = "libcuda.so.1 was not found: no NVIDIA driver on this machine";
+        return vec![
+            CudaCheck::new(CheckStatus::Missing, "cuda library", library),
+            CudaCheck::new(CheckStatus::Missing, "cuda kernels", kernels),
+        ];
+    }
+    let mut checks = vec![CudaCheck::new(CheckStatus::Ok, "cuda library", "the driver's library was found")];
+    if let Err(reason) = library::initialise() {
+        checks.push(CudaCheck::new(CheckStatus::Broken, "cuda driver", reason));
+        return checks;
+    }
+    let driver = match library::version() {
+        Some((major, minor)) => format!("supports CUDA up to {major}.{minor}"),
+        None => "does not report its version".to_owned(),
     };
-    let present = library.is_ok();
-    checks.push(CudaCheck::of("cuda library", library));
-    if !present {
-        let words = format!("no driver to load them; they need {}", kernels::OLDEST);
-        checks.push(CudaCheck::of("cuda kernels", Err((CheckStatus::Missing, words))));
-        return checks;
-    }
-    let driver =
-        library::initialise().map_err(|reason| (CheckStatus::Broken, reason)).map(|()| match library::version() {
-            Some((major, minor)) => format!("supports CUDA up to {major}.{minor}"),
-            None => "does not report its version".to_owned(),
-        });
-    let starts = driver.is_ok();
-    checks.push(CudaCheck::of("cuda driver", driver));
-    if !starts {
-        return checks;
-    }
+    checks.push(CudaCheck::new(CheckStatus::Ok, "cuda driver", driver));
     match library::device_count() {
-        Ok(0) => {
-            checks.push(CudaCheck::of("cuda devices", Err((CheckStatus::Missing, "the driver sees no GPU".to_owned()))))
-        }
+        Ok(0) => checks.push(CudaCheck::new(CheckStatus::Missing, "cuda devices", "the driver sees no GPU")),
         Ok(count) => checks.extend((0..count).flat_map(check_gpu)),
-        Err(reason) => checks.push(CudaCheck::of("cuda devices", Err((CheckStatus::Broken, reason)))),
+        Err(reason) => checks.push(CudaCheck::new(CheckStatus::Broken, "cuda devices", reason)),
     }
     checks
 }
 
-/// One GPU and its kernels.
+/// One GPU, its kernels and its products.
 fn check_gpu(ordinal: u32) -> Vec<CudaCheck> {
     let subject = format!("cuda:{ordinal}");
     let mut device = match CudaDevice::open(ordinal) {
         Ok(device) => device,
-        Err(reason) => return vec![CudaCheck::of(subject, Err((CheckStatus::Broken, reason.to_string())))],
+        Err(reason) => return vec![CudaCheck::new(CheckStatus::Broken, subject, reason.to_string())],
     };
     let props = device.props();
     let words = format!(
@@ -77,15 +67,22 @@ fn check_gpu(ordinal: u32) -> Vec<CudaCheck> {
         Bytes(props.page_bytes),
         props.capabilities
     );
-    let kernels = match round_trip(&mut device) {
-        Ok(true) => Ok(format!("load and run: a pattern was written and found again; they need {}", kernels::OLDEST)),
-        Ok(false) => Err((CheckStatus::Broken, "a pattern that was written was not found again".to_owned())),
-        Err(error) => Err((CheckStatus::Broken, error.to_string())),
+    let (status, kernels) = match round_trip(&mut device) {
+        Ok(true) => (
+            CheckStatus::Ok,
+            format!("load and run: a pattern was written and found again; they need {}", kernels::OLDEST),
+        ),
+        Ok(false) => (CheckStatus::Broken, "a pattern that was written was not found again".to_owned()),
+        Err(error) => (CheckStatus::Broken, error.to_string()),
     };
-    let mut checks =
-        vec![CudaCheck::of(subject.clone(), Ok(words)), CudaCheck::of(format!("{subject} kernels"), kernels)];
+    let mut checks = vec![
+        CudaCheck::new(CheckStatus::Ok, subject.clone(), words),
+        CudaCheck::new(status, format!("{subject} kernels"), kernels),
+    ];
     if blas::blas().is_ok() {
-        checks.push(CudaCheck::of(format!("{subject} products"), products(&mut device)));
+        let (status, products) = products(&mut device)
+            .map_or_else(|failure| (CheckStatus::Broken, failure), |right| (CheckStatus::Ok, right));
+        checks.push(CudaCheck::new(status, format!("{subject} products"), products));
     }
     checks
 }
@@ -102,14 +99,14 @@ fn round_trip(device: &mut CudaDevice) -> Result<bool, DeviceError> {
 }
 
 /// Checks that products are correct in every format.
-fn products(device: &mut CudaDevice) -> Result<String, (CheckStatus, String)> {
+fn products(device: &mut CudaDevice) -> Result<String, String> {
     for dtype in Dtype::ALL {
         let failure = match ones_times_ones(device, dtype) {
             Ok(true) => continue,
             Ok(false) => "the product of two matrices of ones is wrong".to_owned(),
             Err(error) => error.to_string(),
         };
-        return Err((CheckStatus::Broken, format!("{}: {failure}", dtype.name())));
+        return Err(format!("{}: {failure}", dtype.name()));
     }
     Ok(format!("{} are correct", Dtype::ALL.map(Dtype::name).join(", ")))
 }

@@ -61,19 +61,13 @@ impl CudaDevice {
 
     /// Streams through the operands, or through scratch memory where there are none.
     fn stream_through(&mut self, stream: StreamId, work: &Work, operands: &[Operand]) -> Result<(), DeviceError> {
-        let mut blocks = [Units { address: 0, count: 1 }; MOST_INPUTS + 1];
-        let mut count = 0;
         let usable = operands.iter().filter_map(|&(Address(address), bytes)| Units::inside(address, bytes));
-        for (place, block) in blocks.iter_mut().zip(usable) {
-            *place = block;
-            count += 1;
-        }
-        if count == 0 {
+        let mut blocks: Vec<Units> = usable.collect();
+        if blocks.is_empty() {
             let address = self.sink(STREAMED_BYTES)?;
-            blocks[0] = Units { address, count: STREAMED_BYTES / UNIT_BYTES };
-            count = 1;
+            blocks.push(Units { address, count: STREAMED_BYTES / UNIT_BYTES });
         }
-        let kernel = match (*work, &blocks[..count]) {
+        let kernel = match (*work, &*blocks) {
             (Work::Elementwise { bytes }, &[block]) => Kernel::Touch { block, total: bytes / (2 * UNIT_BYTES) },
             (Work::Elementwise { bytes }, [inputs @ .., result]) => divide_traffic(bytes, inputs, Some(*result)),
             (Work::Reduction { bytes }, [block]) => divide_traffic(bytes, &[*block], None),
@@ -155,16 +149,11 @@ impl Compute for CudaDevice {
             Work::CopyOut { bytes, pinned } => return self.copy(stream, CopyDirection::Out, bytes, pinned, operands),
             _ => {}
         }
-        let mut usable = [(Address::NULL, 0); MOST_INPUTS + 1];
-        let mut count = 0;
-        let owned = operands.iter().filter(|&&(address, bytes)| self.owns(address, bytes));
-        for (place, operand) in usable.iter_mut().zip(owned) {
-            *place = *operand;
-            count += 1;
-        }
+        let owned = operands.iter().copied().filter(|&(address, bytes)| self.owns(address, bytes));
+        let usable: Vec<Operand> = owned.take(MOST_INPUTS + 1).collect();
         match work {
-            Work::Gemm { .. } | Work::Attention { .. } => self.multiply(stream, work, &usable[..count]),
-            _ => self.stream_through(stream, work, &usable[..count]),
+            Work::Gemm { .. } | Work::Attention { .. } => self.multiply(stream, work, &usable),
+            _ => self.stream_through(stream, work, &usable),
         }
     }
 }
