@@ -59,7 +59,7 @@ pub fn run(args: Args) -> CommandResult {
         true => Some(Shards::open(&args.folders).map_err(CommandError::usage)?),
         false => None,
     };
-    let problems = shards.as_ref().map_or(&[][..], Shards::problems);
+    let problems = shards.as_ref().map_or(&[][..], |shards| &shards.problems[..]);
     for problem in problems {
         output::complain(problem);
     }
@@ -112,8 +112,8 @@ fn page_place(args: &Args) -> PathBuf {
 }
 
 fn merge(args: &Args, shards: &Shards, place: &Path) -> Result<(), CommandError> {
-    let merged = shards.merge(place).map_err(CommandError::usage)?;
-    output::say(&format!("merged: {} ({} cases from {} shards)", place.display(), merged.cases, merged.shards))?;
+    let cases = shards.merge(place).map_err(CommandError::usage)?;
+    output::say(&format!("merged: {} ({cases} cases from {} shards)", place.display(), args.folders.len()))?;
     write_page(&[place.to_owned()], &args.show, &place.join("report.html"))
 }
 

@@ -1,9 +1,9 @@
 //! Where and how a run was made (`env.json`), and what two runs differ in.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+
+use crate::suite::Partition;
 
 /// What a reader needs to judge a run and to repeat it. The command line fills it in.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,9 +35,9 @@ pub struct Environment {
     /// The options of the run; `None` for commands that run no suite.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settings: Option<RunSettings>,
-    /// Which part of a shared run this is.
+    /// Which part of a shared run this is; its cases are in `plan.csv`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub shard: Option<Shard>,
+    pub shard: Option<Partition>,
     /// The number of shards that the run was merged from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merged_shards: Option<u32>,
@@ -67,23 +67,6 @@ pub struct RunSettings {
     /// A hash of everything about the cases that their ids do not contain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contents: Option<String>,
-}
-
-/// Which part of a run a folder holds. The cases are in `plan.csv`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shard {
-    /// How cases were distributed.
-    pub rule: String,
-    /// Which shard this is, from 1.
-    pub shard: u32,
-    /// How many make the run.
-    pub shards: u32,
-}
-
-impl fmt::Display for Shard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}/{}", self.rule, self.shard, self.shards)
-    }
 }
 
 /// A property in which two runs differ.
@@ -118,7 +101,7 @@ impl Environment {
     /// The first difference from `other` that forbids mixing their rows.
     #[must_use]
     pub fn conflict(&self, other: &Environment) -> Option<EnvironmentDifference> {
-        let part = |run: &Environment| run.shard.as_ref().map_or_else(|| "the whole run".to_owned(), Shard::to_string);
+        let part = |run: &Environment| run.shard.map_or_else(|| "the whole run".to_owned(), |part| part.to_string());
         let mut found = differences(&ENVIRONMENT_KEYS.map(|key| (key, key)), self, other);
         found.extend(difference("shard", part(self), part(other)));
         // A shard must hold exactly its part of the plan. A whole run may grow by other filters.
@@ -131,8 +114,9 @@ impl Environment {
     /// The differences from `other` that mean the two are not shards of one run.
     #[must_use]
     pub fn unlike_shards(&self, other: &Environment) -> Vec<EnvironmentDifference> {
-        let rule = |run: &Environment| run.shard.as_ref().map_or_else(String::new, |shard| shard.rule.clone());
-        let shards = |run: &Environment| run.shard.as_ref().map_or(0, |shard| shard.shards).to_string();
+        let rule =
+            |run: &Environment| run.shard.map_or_else(String::new, |part| format!("{:?}", part.rule).to_lowercase());
+        let shards = |run: &Environment| run.shard.map_or(0, |part| part.shards).to_string();
         let mut found = differences(&ENVIRONMENT_KEYS.map(|key| (key, key)), self, other);
         found.extend(self.setting_differences(other));
         found.extend(difference("partition rule", rule(self), rule(other)));
@@ -168,7 +152,7 @@ mod tests {
 
     fn shard(number: u32, only: &str) -> Environment {
         let settings = RunSettings { only: vec![only.to_owned()], ..RunSettings::default() };
-        let shard = Shard { rule: "slice".to_owned(), shard: number, shards: 4 };
+        let shard = format!("slice:{number}/4").parse().unwrap();
         Environment { settings: Some(settings), shard: Some(shard), ..Environment::default() }
     }
 
@@ -188,7 +172,7 @@ mod tests {
         assert_eq!(shard(1, "a").unlike_shards(&shard(2, "a")), []);
         let mut other = shard(2, "b");
         other.commit = "abc".to_owned();
-        other.shard = Some(Shard { rule: "hash".to_owned(), shard: 2, shards: 8 });
+        other.shard = Some("hash:2/8".parse().unwrap());
         let found: Vec<&str> = shard(1, "a").unlike_shards(&other).iter().map(|difference| difference.what).collect();
         assert_eq!(found, ["commit", "--filter", "partition rule", "number of shards"]);
     }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    Environment, EnvironmentDifference, PlannedCase, RecordFolder, ReportError, RunFolder, Shard, ThresholdFiles,
+    Environment, EnvironmentDifference, PlannedCase, RecordFolder, ReportError, RunFolder, ThresholdFiles,
     command_line, folder, folder::FolderRecord, render::counted,
 };
 use crate::{
@@ -20,6 +20,7 @@ use crate::{
         threshold::{ThresholdDetail, ThresholdStatus},
     },
     measure::{CaseRecord, Status, TimingRecord},
+    suite::Partition,
 };
 
 /// More cases than this are counted, not named.
@@ -29,16 +30,8 @@ const MOST_NAMED: usize = 10;
 #[derive(Debug)]
 pub struct Shards {
     folders: Vec<ShardFolder>,
-    problems: Vec<String>,
-}
-
-/// The size of a merged run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MergedRun {
-    /// The number of cases.
-    pub cases: usize,
-    /// The number of shards.
-    pub shards: usize,
+    /// Why they do not form one complete run, one message per problem.
+    pub problems: Vec<String>,
 }
 
 /// The folder of one shard.
@@ -46,7 +39,7 @@ pub struct MergedRun {
 struct ShardFolder {
     path: PathBuf,
     environment: Environment,
-    shard: Shard,
+    shard: Partition,
     plan: Option<Vec<PlannedCase>>,
     rows: ShardRows,
     /// Cases whose detail files cannot be read.
@@ -72,14 +65,9 @@ impl Shards {
         Ok(Shards { folders, problems })
     }
 
-    /// Why they do not form one complete run, one message per problem.
-    #[must_use]
-    pub fn problems(&self) -> &[String] {
-        &self.problems
-    }
-
-    /// Writes the merged run into the new folder `place`. Shards with problems are refused.
-    pub fn merge(&self, place: &Path) -> Result<MergedRun, ReportError> {
+    /// Writes the merged run into the new folder `place`, and returns the number of its cases. Shards
+    /// with problems are refused.
+    pub fn merge(&self, place: &Path) -> Result<usize, ReportError> {
         let (Some(first), None) = (self.folders.first(), self.problems.first()) else {
             let reason = self.problems.first().map_or("there are none", String::as_str);
             return Err(ReportError::NotWhole { reason: reason.to_owned() });
@@ -102,7 +90,7 @@ impl Shards {
                 ThresholdFiles::with(place, self.all(|rows| &rows.thresholds)).finish(&case_ids)?;
             }
         }
-        Ok(MergedRun { cases: case_ids.len(), shards: self.folders.len() })
+        Ok(case_ids.len())
     }
 
     /// The rows of all cases, shard by shard.
@@ -139,7 +127,7 @@ impl Shards {
 impl ShardFolder {
     fn read(path: &Path) -> Result<ShardFolder, ReportError> {
         let environment = folder::read_environment(path)?;
-        let Some(shard) = environment.shard.clone() else {
+        let Some(shard) = environment.shard else {
             return Err(ReportError::NoShard { path: path.to_owned() });
         };
         let rows = ShardRows::read(path)?;
@@ -220,7 +208,7 @@ fn problems(folders: &[ShardFolder]) -> Vec<String> {
 }
 
 /// Missing, duplicate, unplanned and damaged cases of shards that belong together.
-fn case_problems(folders: &BTreeMap<u32, &ShardFolder>, like: &Shard, plan: &[PlannedCase]) -> Vec<String> {
+fn case_problems(folders: &BTreeMap<u32, &ShardFolder>, like: &Partition, plan: &[PlannedCase]) -> Vec<String> {
     let mut found = Vec::new();
     let mut holders: BTreeMap<String, &ShardFolder> = BTreeMap::new();
     let planned: BTreeSet<&str> = plan.iter().map(|case| case.case_id.as_str()).collect();
@@ -251,7 +239,7 @@ fn case_problems(folders: &BTreeMap<u32, &ShardFolder>, like: &Shard, plan: &[Pl
     }
     for (shard, ids) in missing {
         found.push(match folders.get(&shard) {
-            None => format!("missing: shard {}, with {}", Shard { shard, ..like.clone() }, named(&ids)),
+            None => format!("missing: shard {}, with {}", Partition { shard, ..*like }, named(&ids)),
             Some(folder) => {
                 format!("missing: {} lacks {}\n  continue it with --resume", folder.path.display(), named(&ids))
             }
@@ -282,6 +270,7 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
+    use crate::suite::PartitionRule;
     use crate::{
         measure::{CaseDetail, CaseLabel},
         report::RunSettings,
@@ -305,7 +294,7 @@ mod tests {
             started: format!("2026-11-1{}T00:00:00Z", 9 - shard),
             machine: format!("machine {shard}"),
             settings: Some(RunSettings { base: "caching".to_owned(), ..RunSettings::default() }),
-            shard: Some(Shard { rule: "slice".to_owned(), shard, shards: 2 }),
+            shard: Some(Partition { rule: PartitionRule::Slice, shard, shards: 2 }),
             ..Environment::default()
         }
     }
@@ -323,7 +312,7 @@ mod tests {
     }
 
     fn problems_of(folders: &[PathBuf]) -> Vec<String> {
-        Shards::open(folders).unwrap().problems().to_vec()
+        Shards::open(folders).unwrap().problems.to_vec()
     }
 
     #[test]
@@ -341,7 +330,7 @@ mod tests {
 
         let merged = folder.path().join("merged");
         let shards = Shards::open(&[two, one]).unwrap();
-        assert_eq!(shards.merge(&merged).unwrap(), MergedRun { cases: 5, shards: 2 });
+        assert_eq!(shards.merge(&merged).unwrap(), 5);
         for name in ["runs.csv", "timings.csv", "comparison.csv"] {
             assert_eq!(fs::read(merged.join(name)).unwrap(), fs::read(alone.join(name)).unwrap(), "{name}");
         }
@@ -373,7 +362,7 @@ mod tests {
     fn shard_without_cases_may_be_missing() {
         let folder = TempDir::new().unwrap();
         let of = |shard| {
-            let part = Shard { rule: "slice".to_owned(), shard, shards: u32::MAX };
+            let part = Partition { rule: PartitionRule::Slice, shard, shards: u32::MAX };
             Environment { shard: Some(part), ..environment(shard) }
         };
         let one = shard(&folder, "one", &of(1), &["a", "c", "e"].map(record));

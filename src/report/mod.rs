@@ -28,14 +28,14 @@ mod thresholds;
 pub use advice::AdviceReport;
 pub use cases::{timings, waterfall};
 pub use claims::ClaimReport;
-pub use environment::{Environment, EnvironmentDifference, RunSettings, Shard};
+pub use environment::{Environment, EnvironmentDifference, RunSettings};
 pub use error::ReportError;
 pub use folder::{
     FolderRecord, RecordFolder, RunFolder, copy_run, read_detail, read_environment, read_records, read_timings,
 };
 pub use leaks::LeakReport;
 pub use memory_summary::{memory_summary, operations};
-pub use merge::{MergedRun, Shards};
+pub use merge::Shards;
 pub use ranks::RankReport;
 pub use render::{Medium, Render, Terminal};
 pub use rows::{PlannedCase, save};

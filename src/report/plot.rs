@@ -52,43 +52,25 @@ fn line(levels: &[u64], highest: u64, width: usize, unicode: bool) -> String {
 #[must_use]
 pub fn plot(title: &str, levels: &[u64], terminal: Terminal) -> String {
     let room = room(terminal, AMOUNT + 3);
-    let across = if terminal.unicode { room * 2 } else { room };
-    let up = if terminal.unicode { ROWS * 4 } else { ROWS };
     let (low, high) = (levels.iter().copied().min().unwrap_or(0), levels.iter().copied().max().unwrap_or(0));
     // From zero, unless all changes would fall into one row.
     let floor = if high - low < high / 8 { low } else { 0 };
-    let heights: Vec<usize> = sections(levels, across)
+    let heights: Vec<usize> = sections(levels, room)
         .iter()
-        .map(|&level| scaled(level - floor.min(level), (high - floor).max(1), up).min(up - 1))
+        .map(|&level| scaled(level - floor.min(level), (high - floor).max(1), ROWS).min(ROWS - 1))
         .collect();
     let mut text = format!("{title}\n");
     for row in (0..ROWS).rev() {
-        let drawn: String = match terminal.unicode {
-            true => heights.chunks(2).map(|pair| braille(pair, row)).collect(),
-            false => heights.iter().map(|&height| if height == row { '*' } else { ' ' }).collect(),
-        };
+        let drawn: String = heights.iter().map(|&height| if height == row { '*' } else { ' ' }).collect();
         let label = match row {
             0 => Bytes(floor).to_string(),
             _ if row == ROWS - 1 => Bytes(high).to_string(),
             _ => String::new(),
         };
-        let wall = if terminal.unicode { '┤' } else { '|' };
-        text.push_str(format!("{label:>AMOUNT$} {wall}{drawn}").trim_end());
+        text.push_str(format!("{label:>AMOUNT$} |{drawn}").trim_end());
         text.push('\n');
     }
     text
-}
-
-/// A braille character with the dots of two columns in one row; a row has four heights.
-fn braille(pair: &[usize], row: usize) -> char {
-    /// From the bottom up, for the left and the right column.
-    const DOTS: [[u32; 4]; 2] = [[0x40, 0x04, 0x02, 0x01], [0x80, 0x20, 0x10, 0x08]];
-    let dots = pair
-        .iter()
-        .zip(DOTS)
-        .filter(|(height, _)| **height / 4 == row)
-        .fold(0, |dots, (height, column)| dots | column[height % 4]);
-    char::from_u32(0x2800 + dots).filter(|_| dots > 0).unwrap_or(' ')
 }
 
 /// A bar for each amount on one scale; the useful part of it is solid.

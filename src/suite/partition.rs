@@ -6,6 +6,8 @@
 
 use std::{collections::BTreeSet, fmt, str::FromStr};
 
+use serde::{Deserialize, Serialize};
+
 use crate::measure::fnv1a;
 
 /// One shard of a run: `slice:2/4` or `hash:2/4`, counted from 1.
@@ -18,17 +20,20 @@ use crate::measure::fnv1a;
 /// assert_eq!(second.to_string(), "slice:2/3");
 /// # Ok::<(), oomph::suite::PartitionError>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Partition {
-    rule: PartitionRule,
-    /// From 1.
-    shard: u32,
-    shards: u32,
+    /// How cases are assigned to shards.
+    pub rule: PartitionRule,
+    /// The number of this shard, from 1.
+    pub shard: u32,
+    /// The number of shards of the run.
+    pub shards: u32,
 }
 
 /// How cases are assigned to shards.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PartitionRule {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PartitionRule {
     /// In turn, so that sizes differ by at most one case.
     Slice,
     /// By a hash of the id, so that a case stays in its shard whatever else is in the run.
@@ -112,27 +117,6 @@ impl Partition {
         }
     }
 
-    /// The number of this shard, from 1.
-    #[must_use]
-    pub fn shard(&self) -> u32 {
-        self.shard
-    }
-
-    /// The number of shards of the run.
-    #[must_use]
-    pub fn shards(&self) -> u32 {
-        self.shards
-    }
-
-    /// The name of the rule.
-    #[must_use]
-    pub fn rule(&self) -> &'static str {
-        match self.rule {
-            PartitionRule::Slice => "slice",
-            PartitionRule::Hash => "hash",
-        }
-    }
-
     /// The shard of a case; `place` is its position among all filtered cases, from 0.
     #[must_use]
     pub fn shard_of(&self, place: usize, case_id: &str) -> u32 {
@@ -183,7 +167,11 @@ impl FromStr for Partition {
 
 impl fmt::Display for Partition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}/{}", self.rule(), self.shard, self.shards)
+        let rule = match self.rule {
+            PartitionRule::Slice => "slice",
+            PartitionRule::Hash => "hash",
+        };
+        write!(f, "{rule}:{}/{}", self.shard, self.shards)
     }
 }
 

@@ -24,7 +24,7 @@ use crate::{
     },
     device::DeviceSpec,
     report::{
-        Environment, FolderRecord, PlannedCase, RecordFolder, ReportError, RunSettings, Shard,
+        Environment, FolderRecord, PlannedCase, RecordFolder, ReportError, RunSettings,
         command_line::{self, OPTIONS_OF_ONE_PROCESS},
         html,
     },
@@ -139,23 +139,22 @@ pub struct RunShare {
 struct PlannedShard {
     partition: Partition,
     plan: Vec<PlannedCase>,
-    own: BTreeSet<String>,
 }
 
 impl RunShare {
     /// Distributes the cases of the whole run.
     pub fn new(args: &Args, case_ids: &[String]) -> RunShare {
         let Some(partition) = args.partition else { return RunShare { shard: None } };
-        let dealt = partition.deal(case_ids.iter().map(String::as_str));
-        let own = dealt.iter().filter(|(_, shard)| *shard == partition.shard()).map(|(id, _)| (*id).to_owned());
-        let planned = |&(id, shard): &(&str, u32)| PlannedCase { case_id: id.to_owned(), shard };
-        let shard = PlannedShard { partition, own: own.collect(), plan: dealt.iter().map(planned).collect() };
-        RunShare { shard: Some(shard) }
+        let dealt = partition.deal(case_ids.iter().map(String::as_str)).into_iter();
+        let plan = dealt.map(|(id, shard)| PlannedCase { case_id: id.to_owned(), shard }).collect();
+        RunShare { shard: Some(PlannedShard { partition, plan }) }
     }
 
     /// Whether the case runs here.
     pub fn has(&self, case_id: &str) -> bool {
-        self.shard.as_ref().is_none_or(|shard| shard.own.contains(case_id))
+        self.shard.as_ref().is_none_or(|PlannedShard { partition, plan }| {
+            plan.iter().any(|case| case.shard == partition.shard && case.case_id == case_id)
+        })
     }
 
     /// The cases that run here.
@@ -165,19 +164,15 @@ impl RunShare {
 
     /// The environment with the shard and the settings.
     pub fn in_environment(&self, environment: Environment, settings: RunSettings) -> Environment {
-        let shard = self.shard.as_ref().map(|PlannedShard { partition, .. }| Shard {
-            rule: partition.rule().to_owned(),
-            shard: partition.shard(),
-            shards: partition.shards(),
-        });
+        let shard = self.shard.as_ref().map(|shard| shard.partition);
         Environment { shard, settings: Some(settings), ..environment }
     }
 
     /// The folder that the command line names, or a new one whose name has the shard.
     pub fn place(&self, args: &Args) -> PathBuf {
         let part = self.shard.as_ref().map(|PlannedShard { partition, .. }| {
-            let digits = partition.shards().to_string().len();
-            format!("{:0digits$}-of-{}", partition.shard(), partition.shards())
+            let digits = partition.shards.to_string().len();
+            format!("{:0digits$}-of-{}", partition.shard, partition.shards)
         });
         let new = || environment::new_run_folder(&args.suite_names(), part.as_deref());
         args.resume.clone().or_else(|| args.output.clone()).unwrap_or_else(new)
