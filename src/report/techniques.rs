@@ -74,7 +74,9 @@ impl FolderRecord for TechniqueRecord {
     fn page(records: &[TechniqueRecord]) -> String {
         let mut page = "# Memory-saving techniques, measured\n".to_owned();
         for of_model in records.chunk_by(|a, b| a.model == b.model) {
-            let base = of_model.iter().find(|record| record.reduction_percent == Some(0.0) && record.is_measured());
+            let is_base =
+                |record: &&TechniqueRecord| record.reduction_percent == Some(0.0) && record.status == Status::Completed;
+            let base = of_model.iter().find(is_base);
             let title = match base {
                 Some(base) => format!(
                     "{}: batch {}, {} allocated, {} per step",

@@ -111,19 +111,24 @@ impl Recipe {
 
     /// Sets a parameter from a text: TOML where it is TOML, otherwise the text itself.
     #[must_use]
-    pub fn with(mut self, key: &str, text: &str) -> Recipe {
-        self.given.insert(key.to_owned(), GivenValue::typed(key, text));
-        self.note_override(key, text.to_owned());
-        self
+    pub fn with(self, key: &str, text: &str) -> Recipe {
+        self.with_given(key, text.to_owned(), GivenValue::typed(key, text))
     }
 
     /// Sets a parameter from a TOML value, such as a suite's.
     #[must_use]
-    pub fn with_value(mut self, key: &str, value: Value) -> Recipe {
+    pub fn with_value(self, key: &str, value: Value) -> Recipe {
         let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         let place = SettingPlace::Override(format!("{key}={text}"));
-        self.given.insert(key.to_owned(), GivenValue { value, place });
-        self.note_override(key, text);
+        self.with_given(key, text, GivenValue { value, place })
+    }
+
+    fn with_given(mut self, key: &str, text: String, given: GivenValue) -> Recipe {
+        self.given.insert(key.to_owned(), given);
+        match self.overrides.iter_mut().find(|(known, _)| known == key) {
+            Some((_, value)) => *value = text,
+            None => self.overrides.push((key.to_owned(), text)),
+        }
         self
     }
 
@@ -158,13 +163,6 @@ impl Recipe {
         match self.given.get(key) {
             Some(given) => given.value.as_integer().and_then(|value| value.try_into().ok()),
             None => self.generator.parameters.iter().find(|known| known.name == key)?.default.parse().ok(),
-        }
-    }
-
-    fn note_override(&mut self, key: &str, text: String) {
-        match self.overrides.iter_mut().find(|(known, _)| known == key) {
-            Some((_, value)) => *value = text,
-            None => self.overrides.push((key.to_owned(), text)),
         }
     }
 

@@ -113,12 +113,6 @@ impl<T> From<(T, T)> for Measured<T> {
     }
 }
 
-impl<T> From<(T, Option<T>)> for Measured<T> {
-    fn from((here, pytorch): (T, Option<T>)) -> Measured<T> {
-        Measured { here, pytorch }
-    }
-}
-
 /// A part of a claim, and whether it was observed.
 type ClaimCheck = (String, Measured<bool>);
 

@@ -316,7 +316,7 @@ fn slope(
     pytorch: Option<f64>,
 ) -> ClaimResult<leaks::Finding> {
     let found = bench.growth(&recipe(name, set)?, CACHING, None)?.1;
-    finding.figure(name, (SizePerStep(found.bytes_per_step), pytorch.map(SizePerStep)));
+    finding.figure(name, Measured { here: found.bytes_per_step, pytorch }.map(SizePerStep));
     Ok(found)
 }
 

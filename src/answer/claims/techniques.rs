@@ -134,8 +134,8 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
                 ("16-bit model", "bf16_model", None),
                 ("16-bit model with 32-bit master weights", "bf16_model,master_weights", None),
             ] {
-                let changed = bench.peak(&model(MODEL, techniques)?)?;
-                let saved = reduction((base, gpt_355m::BASE.peak_allocated), (changed, pytorch));
+                let changed = Measured { here: bench.peak(&model(MODEL, techniques)?)?, pytorch };
+                let saved = reduction((base, gpt_355m::BASE.peak_allocated), changed);
                 finding.figure(name, saved.map(Percent));
                 finding.check_range(&format!("{name} saves"), saved, 25.0..=35.0, " %");
             }
@@ -476,7 +476,8 @@ fn effect(
 ) -> ClaimResult<TechniqueEffect> {
     let (base, pytorch, pytorch_base) = (model(MODEL, "")?, pytorch.into(), gpt_355m::BASE);
     let of_base = (bench.peak(&base)?, pytorch_base.peak_allocated);
-    let memory = reduction(of_base, (bench.peak(changed)?, pytorch.map(|run| run.peak_allocated)));
+    let of_changed = Measured { here: bench.peak(changed)?, pytorch: pytorch.map(|run| run.peak_allocated) };
+    let memory = reduction(of_base, of_changed);
     finding.figure(format!("{name}, memory saved"), memory.map(Percent));
     let time = bench.step(&base)?.zip(bench.step(changed)?).map(|(base, changed)| {
         let in_pytorch = pytorch.map(|run| run.step_ms / pytorch_base.step_ms);

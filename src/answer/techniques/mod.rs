@@ -151,12 +151,6 @@ impl TechniqueRecord {
         };
         (*batch, *per_second) = (Some(fit.batch), fit.per_second);
     }
-
-    /// Whether there is anything to compare.
-    #[must_use]
-    pub fn is_measured(&self) -> bool {
-        self.status == Status::Completed
-    }
 }
 
 /// The recommended technique for a card.

@@ -30,19 +30,15 @@ pub(crate) struct ExpertWeights {
 impl TensorMachine {
     /// Draws how many tokens of this pass each expert of each layer gets.
     pub(crate) fn draw_expert_tokens(&mut self, layers: u32) {
+        const EVEN: f64 = (1 << 20) as f64;
         let Some(mixture) = self.plan.shape.mixture else { return };
-        let tokens = self.tokens() as u32;
+        let (tokens, deviation) = (self.tokens() as u32, EVEN * mixture.imbalance);
         self.graph.expert_tokens.clear();
         for _ in 0..layers {
-            let shares = (0..mixture.experts).map(|_| self.draw_share(&mixture)).collect::<Vec<_>>();
+            let mut draw = || self.random.between((EVEN - deviation) as u64, (EVEN + deviation) as u64).max(1);
+            let shares: Vec<u64> = (0..mixture.experts).map(|_| draw()).collect();
             self.graph.expert_tokens.extend(tokens_per_expert(tokens, mixture.chosen, &shares));
         }
-    }
-
-    fn draw_share(&mut self, mixture: &ExpertMixture) -> u64 {
-        const EVEN: f64 = (1 << 20) as f64;
-        let deviation = EVEN * mixture.imbalance;
-        self.random.between((EVEN - deviation) as u64, (EVEN + deviation) as u64).max(1)
     }
 
     /// Sends every row through its experts.
