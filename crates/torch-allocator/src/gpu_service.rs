@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use super::{GpuStatistics, ServiceError, ServiceSettings, settings::MemorySource};
-use oomph_alloc::device::{Device, cuda, wrap::capped};
+use super::{GpuStatistics, ServiceError, ServiceSettings};
+use oomph_alloc::device::{Device, DeviceSpec, cuda, wrap::capped};
 use oomph_alloc::strategy::{
     Attempt, Caller, Context, Control, Request, Setup, Silent, Strategy, StrategyError, wrap::AddressedStrategy,
 };
@@ -23,9 +23,13 @@ pub(crate) struct GpuService {
 
 impl GpuService {
     pub(crate) fn open(number: i32, settings: &ServiceSettings) -> Result<GpuService, ServiceError> {
-        let is_real = settings.memory == MemorySource::Cuda;
+        let is_real = settings.simulated.is_none();
         let _guard = is_real.then(cuda::keep_context);
-        let device = capped(settings.memory.numbered(number)?.open_as_guest()?, settings.limit);
+        let spec: DeviceSpec = match &settings.simulated {
+            Some(spec) => spec.clone(),
+            None => format!("cuda:{number}").parse()?,
+        };
+        let device = capped(spec.open_as_guest()?, settings.limit);
         let strategy = settings.strategy.build(&Setup { props: device.props(), limit: settings.limit })?;
         strategy.requires().check(device.props())?;
         let streams = vec![device.stream_handle(StreamId::DEFAULT)];

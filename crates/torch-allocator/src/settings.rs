@@ -13,23 +13,14 @@ pub(crate) struct ServiceSettings {
     pub(crate) strategy: StrategySpec,
     /// `OOMPH_LIMIT`: the most physical bytes to hold on each GPU.
     pub(crate) limit: Option<u64>,
-    /// `OOMPH_DEVICE`: `cuda` by default; `sim` makes addresses up, for programs that never touch
-    /// the memory.
-    pub(crate) memory: MemorySource,
+    /// `OOMPH_DEVICE`: a simulated GPU per device number, such as `sim`, which makes addresses up
+    /// for programs that never touch the memory; `None` for `cuda`, the default.
+    pub(crate) simulated: Option<DeviceSpec>,
     /// `OOMPH_STATS`: the file for statistics at exit, as JSON; without it they are printed on
     /// standard error.
     pub(crate) statistics_file: Option<PathBuf>,
     /// `OOMPH_OUT_OF_MEMORY`: `null` by default.
     pub(crate) out_of_memory: OutOfMemorySignal,
-}
-
-/// Which memory is allocated.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum MemorySource {
-    /// That of the GPU that the program names.
-    Cuda,
-    /// That of a simulated GPU of this kind per device number.
-    Simulated(DeviceSpec),
 }
 
 /// How the program learns that memory has run out.
@@ -70,7 +61,7 @@ impl ServiceSettings {
         Ok(ServiceSettings {
             strategy,
             limit: variable("OOMPH_LIMIT").map(|text| text.parse::<Bytes>()).transpose()?.map(|bytes| bytes.0),
-            memory: memory(variable("OOMPH_DEVICE").as_deref().unwrap_or("cuda"))?,
+            simulated: simulated(variable("OOMPH_DEVICE").as_deref().unwrap_or("cuda"))?,
             statistics_file: variable("OOMPH_STATS").map(PathBuf::from),
             out_of_memory: match variable("OOMPH_OUT_OF_MEMORY").as_deref() {
                 None | Some("null") => OutOfMemorySignal::Null,
@@ -81,26 +72,13 @@ impl ServiceSettings {
     }
 }
 
-impl MemorySource {
-    /// The GPU with this number.
-    pub(crate) fn numbered(&self, device: i32) -> Result<DeviceSpec, DeviceSpecError> {
-        match self {
-            MemorySource::Cuda => format!("cuda:{device}").parse(),
-            MemorySource::Simulated(spec) => Ok(spec.clone()),
-        }
-    }
-}
-
-fn memory(text: &str) -> Result<MemorySource, ServiceSettingsError> {
+/// The simulated device of that name; `None` for `cuda`, the GPU that the program selects.
+fn simulated(text: &str) -> Result<Option<DeviceSpec>, ServiceSettingsError> {
     if text == "cuda" {
-        return Ok(MemorySource::Cuda);
+        return Ok(None);
     }
     let spec: DeviceSpec = text.parse()?;
-    if spec.is_simulated() {
-        Ok(MemorySource::Simulated(spec))
-    } else {
-        Err(ServiceSettingsError::Numbered(text.to_owned()))
-    }
+    if spec.is_simulated() { Ok(Some(spec)) } else { Err(ServiceSettingsError::Numbered(text.to_owned())) }
 }
 
 #[cfg(test)]
@@ -114,7 +92,7 @@ mod tests {
     #[test]
     fn defaults_without_variables() {
         let settings = read(&[]).unwrap();
-        assert_eq!((settings.strategy.to_string().as_str(), settings.memory), ("oomph", MemorySource::Cuda));
+        assert_eq!((settings.strategy.to_string().as_str(), settings.simulated), ("oomph", None));
         assert_eq!((settings.limit, settings.out_of_memory), (None, OutOfMemorySignal::Null));
     }
 

@@ -155,10 +155,26 @@ impl LineParser {
         };
         let (op, fields) = match kind {
             OpKind::Alloc => self.alloc(&mut words)?,
-            OpKind::Free => self.free(&mut words)?,
-            OpKind::Use => self.use_on(&mut words)?,
+            OpKind::Free => {
+                let block = self.blocks.remove(words.number(BLOCK)?, MemoryKind::Device)?;
+                let fields = self.parse_fields(&mut words, STREAM_FIELDS)?;
+                (Op::Free { slot: block.slot, stream: fields.stream.unwrap_or(block.stream) }, fields)
+            }
+            OpKind::Use => {
+                let block = self.blocks.find(words.number(BLOCK)?)?;
+                if block.memory == MemoryKind::Host {
+                    return Err("`use` is for device memory, and this block is pinned host memory".to_owned());
+                }
+                let fields = self.parse_fields(&mut words, STREAM_FIELDS)?;
+                (Op::Use { slot: block.slot, stream: fields.stream() }, fields)
+            }
             OpKind::Work => self.work(&mut words)?,
-            OpKind::HostAlloc => self.host_alloc(&mut words)?,
+            OpKind::HostAlloc => {
+                let id = words.number(BLOCK)?;
+                let bytes = size(&mut words)?;
+                let slot = self.blocks.add(id, StreamId::DEFAULT, MemoryKind::Host)?;
+                (Op::HostAlloc { slot, bytes }, self.parse_fields(&mut words, NO_FIELDS)?)
+            }
             OpKind::HostFree => {
                 let slot = self.blocks.remove(words.number(BLOCK)?, MemoryKind::Host)?.slot;
                 (Op::HostFree { slot }, self.parse_fields(&mut words, NO_FIELDS)?)
@@ -182,8 +198,19 @@ impl LineParser {
             OpKind::Idle => {
                 (Op::Idle { nanos: words.number("the time in ns")? }, self.parse_fields(&mut words, NO_FIELDS)?)
             }
-            OpKind::Mark => self.mark(&mut words)?,
-            OpKind::Collective => self.collective(&mut words)?,
+            OpKind::Mark => {
+                let kind = words.choice("a kind of mark", &MarkKind::ALL, MarkKind::name)?;
+                let index = words.number("the mark's number")?;
+                let fields = self.parse_fields(&mut words, MARK_FIELDS)?;
+                (Op::Mark { kind, label: fields.label.unwrap_or(0), index }, fields)
+            }
+            OpKind::Collective => {
+                let kind = words.choice("a kind of collective", &CollectiveKind::ALL, CollectiveKind::name)?;
+                let bytes = words.number("the size in bytes")?;
+                let ranks = words.number("the count of ranks")?;
+                let fields = self.parse_fields(&mut words, STREAM_FIELDS)?;
+                (Op::Collective { kind, bytes, ranks, stream: fields.stream() }, fields)
+            }
         };
         self.events += 1;
         self.thread = fields.thread.unwrap_or(self.thread);
@@ -204,12 +231,6 @@ impl LineParser {
         Ok((Op::Alloc { slot, bytes, stream, tag, site }, fields))
     }
 
-    fn free(&mut self, words: &mut LineWords<'_>) -> Result<(Op, EventFields), String> {
-        let block = self.blocks.remove(words.number(BLOCK)?, MemoryKind::Device)?;
-        let fields = self.parse_fields(words, STREAM_FIELDS)?;
-        Ok((Op::Free { slot: block.slot, stream: fields.stream.unwrap_or(block.stream) }, fields))
-    }
-
     fn work(&mut self, words: &mut LineWords<'_>) -> Result<(Op, EventFields), String> {
         let shape: ShapeId = words.number("the shape's number")?;
         known("shape", shape.into(), self.tables.shapes().len())?;
@@ -225,37 +246,6 @@ impl LineParser {
         }
         let fields = self.parse_fields(words, STREAM_FIELDS)?;
         Ok((Op::Work { shape, stream: fields.stream(), operands }, fields))
-    }
-
-    fn use_on(&mut self, words: &mut LineWords<'_>) -> Result<(Op, EventFields), String> {
-        let block = self.blocks.find(words.number(BLOCK)?)?;
-        if block.memory == MemoryKind::Host {
-            return Err("`use` is for device memory, and this block is pinned host memory".to_owned());
-        }
-        let fields = self.parse_fields(words, STREAM_FIELDS)?;
-        Ok((Op::Use { slot: block.slot, stream: fields.stream() }, fields))
-    }
-
-    fn host_alloc(&mut self, words: &mut LineWords<'_>) -> Result<(Op, EventFields), String> {
-        let id = words.number(BLOCK)?;
-        let bytes = size(words)?;
-        let slot = self.blocks.add(id, StreamId::DEFAULT, MemoryKind::Host)?;
-        Ok((Op::HostAlloc { slot, bytes }, self.parse_fields(words, NO_FIELDS)?))
-    }
-
-    fn mark(&mut self, words: &mut LineWords<'_>) -> Result<(Op, EventFields), String> {
-        let kind = words.choice("a kind of mark", &MarkKind::ALL, MarkKind::name)?;
-        let index = words.number("the mark's number")?;
-        let fields = self.parse_fields(words, MARK_FIELDS)?;
-        Ok((Op::Mark { kind, label: fields.label.unwrap_or(0), index }, fields))
-    }
-
-    fn collective(&mut self, words: &mut LineWords<'_>) -> Result<(Op, EventFields), String> {
-        let kind = words.choice("a kind of collective", &CollectiveKind::ALL, CollectiveKind::name)?;
-        let bytes = words.number("the size in bytes")?;
-        let ranks = words.number("the count of ranks")?;
-        let fields = self.parse_fields(words, STREAM_FIELDS)?;
-        Ok((Op::Collective { kind, bytes, ranks, stream: fields.stream() }, fields))
     }
 
     /// The rest of an event line: `name=number` and `+nanoseconds`, in any order.

@@ -34,7 +34,9 @@ mod packing;
 mod puzzles;
 
 pub use oomph_base::packing::{BlockLifetime, PackingBudget, PlacementOrder};
-pub use packing::{Packing, PackingMethod, PackingOverlap, pack};
+#[cfg(any(test, feature = "testing"))]
+pub use packing::PackingOverlap;
+pub use packing::{Packing, PackingMethod, pack};
 
 /// The default rounding of requests: the smallest unit of PyTorch's allocator (`kMinBlockSize`).
 pub const GRAIN: u64 = 512;

@@ -1,6 +1,8 @@
 //! Packs the blocks of a trace: tries cheap methods first, until the layout is optimal or the budget is spent.
 
-use std::{collections::BTreeMap, fmt};
+#[cfg(any(test, feature = "testing"))]
+use std::collections::BTreeMap;
+use std::fmt;
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -54,16 +56,6 @@ pub struct Packing {
     pub method: PackingMethod,
 }
 
-/// Two live blocks that overlap.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("blocks {first} and {second} lie on one another while both are alive")]
-pub struct PackingOverlap {
-    /// The first block, by order of allocation.
-    pub first: usize,
-    /// The second block.
-    pub second: usize,
-}
-
 impl Packing {
     /// Whether the layout is proven to be the lowest.
     #[must_use]
@@ -76,7 +68,21 @@ impl Packing {
     pub fn over_bound(&self) -> f64 {
         if self.bound_bytes == 0 { 0.0 } else { self.height_bytes as f64 / self.bound_bytes as f64 - 1.0 }
     }
+}
 
+#[cfg(any(test, feature = "testing"))]
+/// Two live blocks that overlap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("blocks {first} and {second} lie on one another while both are alive")]
+pub struct PackingOverlap {
+    /// The first block, by order of allocation.
+    pub first: usize,
+    /// The second block.
+    pub second: usize,
+}
+
+#[cfg(any(test, feature = "testing"))]
+impl Packing {
     /// Checks that no two live blocks overlap.
     pub fn check(&self, lifetimes: &Lifetimes) -> Result<(), PackingOverlap> {
         let blocks = lifetimes.blocks();
@@ -143,7 +149,8 @@ pub fn pack(lifetimes: &Lifetimes, mut budget: PackingBudget) -> Packing {
             packing.method = part.method;
         }
     }
-    debug_assert_eq!(packing.check(lifetimes), Ok(()), "blocks lie on one another");
+    #[cfg(any(test, feature = "testing"))]
+    assert_eq!(packing.check(lifetimes), Ok(()), "blocks lie on one another");
     packing
 }
 

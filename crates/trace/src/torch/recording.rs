@@ -70,13 +70,6 @@ pub struct RecordingGaps {
 }
 
 impl RecordingGaps {
-    /// Whether the recording began before the first allocation and has no contradictions, so that every entry can be
-    /// compared with a model.
-    #[must_use]
-    pub fn is_whole(&self) -> bool {
-        self.alive_before == 0 && self.contradictions == 0
-    }
-
     /// What is unknown, one sentence each.
     #[must_use]
     pub fn sentences(&self) -> Vec<String> {

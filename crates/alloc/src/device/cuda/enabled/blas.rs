@@ -39,27 +39,6 @@ type Create = unsafe extern "C" fn(*mut RawHandle) -> BlasStatus;
 type GetProperty = unsafe extern "C" fn(c_int, *mut c_int) -> BlasStatus;
 type SetStream = unsafe extern "C" fn(RawHandle, sys::CUstream) -> BlasStatus;
 type SetWorkspace = unsafe extern "C" fn(RawHandle, *mut c_void, usize) -> BlasStatus;
-type Gemm = unsafe extern "C" fn(
-    RawHandle,
-    c_int,
-    c_int,
-    c_int,
-    c_int,
-    c_int,
-    *const c_void,
-    *const c_void,
-    c_int,
-    c_int,
-    *const c_void,
-    c_int,
-    c_int,
-    *const c_void,
-    *mut c_void,
-    c_int,
-    c_int,
-    c_int,
-    c_int,
-) -> BlasStatus;
 type GemmStridedBatched = unsafe extern "C" fn(
     RawHandle,
     c_int,
@@ -92,7 +71,6 @@ pub(super) struct BlasLibrary {
     create: Create,
     set_stream: SetStream,
     set_workspace: SetWorkspace,
-    gemm: Gemm,
     gemm_strided_batched: GemmStridedBatched,
     /// Such as `12.9.1`.
     pub(super) version: String,
@@ -124,7 +102,6 @@ impl BlasLibrary {
             create: function!(Create, "cublasCreate_v2"),
             set_stream: function!(SetStream, "cublasSetStream_v2"),
             set_workspace: function!(SetWorkspace, "cublasSetWorkspace_v2"),
-            gemm: function!(Gemm, "cublasGemmEx"),
             gemm_strided_batched: function!(GemmStridedBatched, "cublasGemmStridedBatchedEx"),
             version: version(property),
             place,
@@ -257,62 +234,35 @@ impl BlasHandle {
             ProductRole::InputGradient => [AS_IT_IS, AS_IT_IS],
             ProductRole::WeightGradient => [TRANSPOSED, AS_IT_IS],
         };
-        if batch == 1 {
-            // SAFETY: all three matrices are live and as long as their shapes say: the caller
-            // ensures that. The scales are read before the call returns.
-            check("cublasGemmEx", unsafe {
-                (self.blas.gemm)(
-                    self.raw,
-                    turn_right,
-                    turn_left,
-                    n,
-                    m,
-                    k,
-                    one,
-                    right_at,
-                    numbers,
-                    right_row,
-                    left_at,
-                    numbers,
-                    left_row,
-                    zero,
-                    result_at,
-                    numbers,
-                    n,
-                    arithmetic,
-                    DEFAULT_ALGORITHM,
-                )
-            })
-        } else {
-            // SAFETY: as above, for every matrix of the batch.
-            check("cublasGemmStridedBatchedEx", unsafe {
-                (self.blas.gemm_strided_batched)(
-                    self.raw,
-                    turn_right,
-                    turn_left,
-                    n,
-                    m,
-                    k,
-                    one,
-                    right_at,
-                    numbers,
-                    right_row,
-                    right.step,
-                    left_at,
-                    numbers,
-                    left_row,
-                    left.step,
-                    zero,
-                    result_at,
-                    numbers,
-                    n,
-                    result.step,
-                    batch,
-                    arithmetic,
-                    DEFAULT_ALGORITHM,
-                )
-            })
-        }
+        // SAFETY: all matrices of the batch are live and as long as their shapes say: the caller
+        // ensures that. The scales are read before the call returns.
+        check("cublasGemmStridedBatchedEx", unsafe {
+            (self.blas.gemm_strided_batched)(
+                self.raw,
+                turn_right,
+                turn_left,
+                n,
+                m,
+                k,
+                one,
+                right_at,
+                numbers,
+                right_row,
+                right.step,
+                left_at,
+                numbers,
+                left_row,
+                left.step,
+                zero,
+                result_at,
+                numbers,
+                n,
+                result.step,
+                batch,
+                arithmetic,
+                DEFAULT_ALGORITHM,
+            )
+        })
     }
 }
 
