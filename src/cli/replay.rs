@@ -23,7 +23,7 @@ use crate::{
     base::Progress,
     device::DeviceSpec,
     measure::{CaseDetail, CaseLabel, CaseRecord, Status, TimingRecord},
-    replay::{OnOutOfMemory, Pace, Replay, ReplayOptions},
+    replay::{OnOutOfMemory, Pace},
     report::{
         self,
         html::{DetailStore, PageRun},
@@ -209,20 +209,7 @@ fn export(
     if !matches!(record.status, Status::Completed | Status::Oom) {
         return Ok(None);
     }
-    let options = ReplayOptions {
-        on_out_of_memory: case.on_out_of_memory,
-        pace: case.pace,
-        repeat: 1,
-        resumes: true,
-        stop: Some(stop),
-        ..ReplayOptions::default()
-    };
-    let replay = Replay::new(&*case.source)
-        .strategy(case.strategy.clone())
-        .device(case.device.clone())
-        .limit(case.label.limit)
-        .options(options);
-    let witnessed = export::witnessed(&replay)?;
+    let witnessed = export::witnessed(&case.replay(Some(stop)))?;
     if witnessed.replayed.interrupted {
         return Ok(None);
     }

@@ -6,7 +6,6 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
 };
 
 use anyhow::anyhow;
@@ -25,7 +24,7 @@ use crate::{
     base::{NoProgress, parallel_map},
     device::{DeviceProps, DeviceSpec},
     measure::{AgreementRecord, CaseLabel, agreement::AgreementFinding},
-    replay::{OnOutOfMemory, verify::Companion},
+    replay::verify::Companion,
     strategy::StrategySpec,
     suite::{self, Case, CaseFilter, CaseSettings, SourceSpec, SuiteFile},
     trace::Source,
@@ -66,55 +65,28 @@ struct ComparedDevices {
     simulated: DeviceSpec,
 }
 
-/// A row and its duration.
-struct ComparedCase {
-    record: AgreementRecord,
-    readable: bool,
-    wall: Duration,
-}
-
 pub fn run(args: &verify::Args) -> CommandResult {
-    let began = Instant::now();
     let devices = devices(args)?;
     let subjects = subjects(args, &devices)?;
     let total = subjects.iter().map(|subject| subject.cases.len()).sum();
     let stop = exit::stop_flag(StopPolicy::AtOnce)?;
-    let done = compare_all(&subjects, &devices, total, &stop);
-    let records: Vec<AgreementRecord> = done.iter().map(|compared| compared.record.clone()).collect();
+    let (readable, records): (Vec<bool>, Vec<AgreementRecord>) =
+        compare_all(&subjects, &devices, total, &stop).into_iter().unzip();
     args.format.print(&records)?;
-    report_times(&done, began.elapsed());
     if records.len() < total {
         output::complain(&format!("interrupted after {} of {total} cases", records.len()));
         return Ok(exit::INTERRUPTED);
     }
-    Ok(exit_code(&done))
-}
-
-fn exit_code(done: &[ComparedCase]) -> u8 {
-    let any = |finding| done.iter().any(|compared| compared.record.finding == finding);
-    if any(AgreementFinding::Differs) {
+    let any = |finding| records.iter().any(|record| record.finding == finding);
+    Ok(if any(AgreementFinding::Differs) {
         exit::NOT_EXACT
-    } else if done.iter().any(|compared| !compared.readable) {
+    } else if readable.contains(&false) {
         exit::USAGE
     } else if any(AgreementFinding::Failed) {
         exit::CASES_FAILED
     } else {
         exit::OK
-    }
-}
-
-/// The longest case, for splitting long runs by hand.
-fn report_times(done: &[ComparedCase], wall: Duration) {
-    let in_seconds = |time: Duration| format!("{:.1} s", time.as_secs_f64());
-    if let Some(longest) = done.iter().max_by_key(|compared| compared.wall) {
-        output::complain(&format!(
-            "{} cases in {}; the longest took {}: {}",
-            done.len(),
-            in_seconds(wall),
-            in_seconds(longest.wall),
-            longest.record.case_id,
-        ));
-    }
+    })
 }
 
 fn devices(args: &verify::Args) -> Result<ComparedDevices, CommandError> {
@@ -217,14 +189,14 @@ fn of_suites(
     Ok(found)
 }
 
-/// Runs all cases: in parallel on a simulated device; one at a time on a real one, while the next
-/// sources are read.
+/// Runs all cases, and says which sources could be read: in parallel on a simulated device; one at
+/// a time on a real one, while the next sources are read.
 fn compare_all(
     subjects: &[ComparedSource],
     devices: &ComparedDevices,
     total: usize,
     stop: &AtomicBool,
-) -> Vec<ComparedCase> {
+) -> Vec<(bool, AgreementRecord)> {
     let bar = progress::of_cases(total, 0);
     let turn = Mutex::new(());
     let compare = |source: &Result<Arc<dyn Source>, CommandError>, (label, strategy): &(CaseLabel, StrategySpec)| {
@@ -233,11 +205,9 @@ fn compare_all(
             return None;
         }
         bar.set_message(label.case_id());
-        let began = Instant::now();
         let record = match source {
             Ok(source) => {
                 let case = Case::new(label.clone(), Arc::clone(source), strategy.clone(), devices.real.clone());
-                let case = Case { on_out_of_memory: OnOutOfMemory::Skip, ..case };
                 suite::compare(&case, &devices.simulated, stop)
             }
             Err(failure) => {
@@ -246,8 +216,7 @@ fn compare_all(
             }
         };
         bar.inc(1);
-        let is_done = record.finding != AgreementFinding::Interrupted;
-        is_done.then(|| ComparedCase { record, readable: source.is_ok(), wall: began.elapsed() })
+        (record.finding != AgreementFinding::Interrupted).then(|| (source.is_ok(), record))
     };
     let done = parallel_map(subjects, suite::all_cores(), |subject| {
         if stop.load(Ordering::Relaxed) {

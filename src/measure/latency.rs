@@ -49,7 +49,6 @@ impl From<Outcome> for Operation {
 pub struct Durations {
     /// Made with the first duration: most runs never see most outcomes, and each histogram takes some 250 KiB.
     histogram: Option<Histogram<u64>>,
-    count: u64,
     total: Nanos,
     max: Nanos,
 }
@@ -58,7 +57,6 @@ impl Durations {
     /// Notes one duration.
     #[inline]
     pub fn note(&mut self, time: Nanos) {
-        self.count += 1;
         self.total += time;
         self.max = self.max.max(time);
         if self.histogram.is_none() {
@@ -71,7 +69,6 @@ impl Durations {
 
     /// Adds the durations of another collection.
     pub fn absorb(&mut self, other: &Durations) {
-        self.count += other.count;
         self.total += other.total;
         self.max = self.max.max(other.max);
         match (&mut self.histogram, &other.histogram) {
@@ -87,7 +84,7 @@ impl Durations {
     /// How many there were.
     #[must_use]
     pub fn count(&self) -> u64 {
-        self.count
+        self.histogram.as_ref().map_or(0, Histogram::len)
     }
 
     /// The duration that a share `quantile` (0 to 1) of all durations does not exceed.
@@ -101,7 +98,7 @@ impl Durations {
     /// The longest.
     #[must_use]
     pub fn max(&self) -> Option<Nanos> {
-        (self.count > 0).then_some(self.max)
+        self.histogram.as_ref().map(|_| self.max)
     }
 
     /// Upper edge and count of every bucket that is not empty.
@@ -149,10 +146,10 @@ impl Latency {
         Operation::ALL
             .into_iter()
             .map(|operation| (operation, self.of(operation)))
-            .filter(|(_, durations)| durations.count > 0)
+            .filter(|(_, durations)| durations.count() > 0)
             .map(|(operation, durations)| LatencyHistogram {
                 operation,
-                count: durations.count,
+                count: durations.count(),
                 total_ns: durations.total.0,
                 max_ns: durations.max.0,
                 buckets: durations.buckets(),

@@ -32,14 +32,15 @@ impl Levels {
     #[must_use]
     pub fn new(stats: &Stats, device: &dyn Device) -> Levels {
         let usage = &stats.current;
+        let used = device.overhead_bytes().saturating_add(device.held_bytes());
         Levels {
             requested_bytes: usage.requested,
             allocated_bytes: usage.allocated,
             active_bytes: usage.active,
             reserved_bytes: usage.reserved,
             device_used_bytes: match stats.off_books {
-                OffBooks::Nothing => Some(device_used(device)),
-                OffBooks::AllReserved => Some(device_used(device).saturating_add(usage.reserved)),
+                OffBooks::Nothing => Some(used),
+                OffBooks::AllReserved => Some(used.saturating_add(usage.reserved)),
                 OffBooks::Unknown => None,
             },
         }
@@ -53,12 +54,6 @@ impl Levels {
         self.reserved_bytes = self.reserved_bytes.max(other.reserved_bytes);
         self.device_used_bytes = self.device_used_bytes.max(other.device_used_bytes);
     }
-}
-
-/// What `nvidia-smi` would show for this process, as far as the device knows.
-#[must_use]
-pub fn device_used(device: &dyn Device) -> u64 {
-    device.overhead_bytes().saturating_add(device.held_bytes())
 }
 
 /// `1 - useful / whole`: the share of `whole` that is lost. Nothing is lost of nothing: `None`.

@@ -286,10 +286,14 @@ impl CaseRecord {
         self.packed_bytes = needs.packed_bytes;
     }
 
-    /// The reason on one line: a row is a line, and a line cut short by a crash must be recognisable.
     pub(super) fn set_reason(&mut self, reason: &str) {
-        self.reason = reason.split_whitespace().collect::<Vec<_>>().join(" ");
+        self.reason = on_one_line(reason);
     }
+}
+
+/// A reason on one line: a row is a line, and a line cut short by a crash must be recognisable.
+pub(crate) fn on_one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// What was run, where, and from which seed. Two cases with the same label give the same deterministic columns.

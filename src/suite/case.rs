@@ -1,7 +1,11 @@
 //! A case: a workload, a strategy, a device, and everything else that decides what is measured. How
 //! a suite unfolds into cases, how cases are chosen, and how a list of cases is identified.
 
-use std::{collections::BTreeMap, fs, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    fs,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use serde_json::json;
@@ -15,7 +19,7 @@ use crate::{
     measure::{CaseLabel, fnv1a},
     models::{Recipe, WorkloadError, recipe_names},
     plugin,
-    replay::{OnOutOfMemory, Pace},
+    replay::{OnOutOfMemory, Pace, Replay, ReplayOptions},
     strategy::{STRATEGIES, StrategySpec},
     trace::{Source, Trace},
 };
@@ -79,6 +83,25 @@ impl Case {
             threads: Vec::new(),
             timeout: None,
         }
+    }
+
+    /// Its replay; `stop` ends it early.
+    #[must_use]
+    pub fn replay<'a>(&'a self, stop: Option<&'a AtomicBool>) -> Replay<'a> {
+        let options = ReplayOptions {
+            on_out_of_memory: self.on_out_of_memory,
+            pace: self.pace,
+            without_work: self.without_work,
+            repeat: self.label.repeat,
+            resumes: true,
+            stop,
+            ..ReplayOptions::default()
+        };
+        Replay::new(&*self.source)
+            .strategy(self.strategy.clone())
+            .device(self.device.clone())
+            .limit(self.label.limit)
+            .options(options)
     }
 }
 

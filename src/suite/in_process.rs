@@ -57,7 +57,7 @@ enum CaseError {
 }
 
 fn try_run(case: &Case, stop: Option<&AtomicBool>) -> Result<CaseOutcome, CaseError> {
-    let replay = replay_of(case, stop);
+    let replay = case.replay(stop);
     let (record, detail) = measure_once(case, &replay)?;
     let timings = if case.timed && matches!(record.status, Status::Completed | Status::Oom) {
         time(case, &replay)?
@@ -65,23 +65,6 @@ fn try_run(case: &Case, stop: Option<&AtomicBool>) -> Result<CaseOutcome, CaseEr
         Vec::new()
     };
     Ok(CaseOutcome { record, detail, timings })
-}
-
-fn replay_of<'a>(case: &'a Case, stop: Option<&'a AtomicBool>) -> Replay<'a> {
-    let options = ReplayOptions {
-        on_out_of_memory: case.on_out_of_memory,
-        pace: case.pace,
-        without_work: case.without_work,
-        repeat: case.label.repeat,
-        resumes: true,
-        stop,
-        ..ReplayOptions::default()
-    };
-    Replay::new(&*case.source)
-        .strategy(case.strategy.clone())
-        .device(case.device.clone())
-        .limit(case.label.limit)
-        .options(options)
 }
 
 /// Times the case with the source in memory. Every thread plays its own copy: those of a workload
@@ -187,7 +170,7 @@ mod tests {
     fn run_with(plan: FaultPlan, strategy: &str, limit: u64) -> CaseRecord {
         let case = test_case("random", strategy);
         let device: Box<dyn Device> = Box::new(FaultyDevice::with(plan, case.device.open().unwrap()));
-        let opened = replay_of(&case, None).limit(limit).open_on(device).unwrap();
+        let opened = case.replay(None).limit(limit).open_on(device).unwrap();
         measure_opened(&case, opened, &ReplayOptions::default()).0
     }
 

@@ -74,7 +74,7 @@ fn agreement_table_explains_async() {
     assert!(line("async").contains(" - ") && line("async").contains(" 0 %"), "{out}");
     assert!(out.contains("async: the driver's pool decides"), "{out}");
     assert!(out.contains("2 cases; 10260 of 10260 events decided the same (100 %)"), "{out}");
-    assert!(err.contains("2 cases in ") && err.contains("the longest took"), "{err}");
+    assert_eq!(err, "");
 }
 
 #[test]

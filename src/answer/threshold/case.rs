@@ -1,11 +1,11 @@
 //! The threshold of a case of a suite: searched on a simulated device, and confirmed on the case's own device if that
 //! is a real one.
 
-use super::{ThresholdDetail, ThresholdQuestion, ThresholdRecord, on_one_line, threshold};
+use super::{ThresholdDetail, ThresholdQuestion, ThresholdRecord, threshold};
 use crate::{
     base::Bytes,
     device::DeviceSpec,
-    measure::{CaseLabel, Status},
+    measure::{CaseLabel, Status, on_one_line},
     suite::{Case, CaseRunner},
 };
 

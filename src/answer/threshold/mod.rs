@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     base::{Bytes, Progress, did_you_mean},
     device::{CallKind, CallLedger, DeviceSpecError},
-    measure::{CaseLabel, Obstacle, OomReport, SCHEMA, Status, lost_share, ooms::OomRecorder},
+    measure::{CaseLabel, Obstacle, OomReport, SCHEMA, Status, lost_share, on_one_line, ooms::OomRecorder},
     models::WorkloadError,
     replay::{
         FailedRequest, LimitEnforcer, LiveBlock, Observer, OomCause, Replay, ReplayError, ReplayMoment, ReplayOutcome,
@@ -429,10 +429,6 @@ pub(in crate::answer) fn status_of(error: &ThresholdError) -> ThresholdStatus {
         ThresholdError::Interrupted => ThresholdStatus::Interrupted,
         _ => ThresholdStatus::Error,
     }
-}
-
-fn on_one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]
