@@ -308,7 +308,7 @@ impl Strategy for AsyncPool {
             cx.device.stream_ordered_pools()?.free_async(Address(address), stream)?;
             self.blocks.remove(slot);
         }
-        self.blocks.destroy_idle_events(cx.device)?;
+        self.blocks.deferred.destroy_idle_events(cx.device)?;
         if let Some(pool) = self.pool {
             // Without this, a destroyed pool does not give its memory back at once.
             cx.device.synchronize()?;

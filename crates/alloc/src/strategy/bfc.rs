@@ -227,7 +227,7 @@ impl PoolPolicy for BfcPolicy {
     }
 
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        self.handover.close(device)
+        self.handover.event.destroy(device)
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Knows nothing about blocks: it carries the strategy's own tokens and 32-bit entries.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::device::{Device, DeviceError};
 use oomph_base::{EventId, StreamId};
@@ -21,28 +21,17 @@ pub enum Patience {
 /// has finished. `T` is the strategy's own name for a block.
 #[derive(Clone, Debug)]
 pub struct DeferredFrees<T> {
-    queues: Vec<VecDeque<(EventId, u32)>>,
-    tickets: Vec<HeldToken<T>>,
-    vacant: Vec<u32>,
+    /// Events in the order of their recording, each with the ticket of the block that waits for it.
+    queues: Vec<VecDeque<(EventId, u64)>>,
+    /// By ticket: the block, and how many of its events have not finished.
+    held: BTreeMap<u64, (T, usize)>,
+    next_ticket: u64,
     idle_events: Vec<EventId>,
-    waiting: usize,
-}
-
-#[derive(Clone, Debug)]
-struct HeldToken<T> {
-    token: T,
-    unfinished: u32,
 }
 
 impl<T> Default for DeferredFrees<T> {
     fn default() -> Self {
-        DeferredFrees {
-            queues: Vec::new(),
-            tickets: Vec::new(),
-            vacant: Vec::new(),
-            idle_events: Vec::new(),
-            waiting: 0,
-        }
+        DeferredFrees { queues: Vec::new(), held: BTreeMap::new(), next_ticket: 0, idle_events: Vec::new() }
     }
 }
 
@@ -51,13 +40,13 @@ impl<T: Copy> DeferredFrees<T> {
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.waiting == 0
+        self.held.is_empty()
     }
 
     /// How many blocks wait.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.waiting
+        self.held.len()
     }
 
     /// Holds `token` until each of `streams` has passed this point. If an event cannot be created
@@ -65,7 +54,8 @@ impl<T: Copy> DeferredFrees<T> {
     pub fn hold(&mut self, device: &mut dyn Device, token: T, streams: &[StreamId]) -> Result<(), DeviceError> {
         let mut events = Vec::with_capacity(streams.len());
         for &stream in streams {
-            let recorded = self.idle_event(device).and_then(|event| {
+            let event = self.idle_events.pop().map_or_else(|| device.event_create(), Ok);
+            let recorded = event.and_then(|event| {
                 events.push(event);
                 device.event_record(event, stream)
             });
@@ -78,11 +68,11 @@ impl<T: Copy> DeferredFrees<T> {
         if self.queues.len() <= last {
             self.queues.resize_with(last + 1, VecDeque::new);
         }
-        let ticket = self.issue(token, streams.len() as u32);
         for (event, stream) in events.into_iter().zip(streams) {
-            self.queues[stream.index()].push_back((event, ticket));
+            self.queues[stream.index()].push_back((event, self.next_ticket));
         }
-        self.waiting += 1;
+        self.held.insert(self.next_ticket, (token, streams.len()));
+        self.next_ticket += 1;
         Ok(())
     }
 
@@ -103,12 +93,10 @@ impl<T: Copy> DeferredFrees<T> {
                 }
                 queue.pop_front();
                 self.idle_events.push(event);
-                let held = &mut self.tickets[ticket as usize];
-                held.unfinished -= 1;
-                if held.unfinished == 0 {
-                    released.push(held.token);
-                    self.vacant.push(ticket);
-                    self.waiting -= 1;
+                match self.held.remove(&ticket) {
+                    Some((token, 1)) => released.push(token),
+                    Some((token, unfinished)) => drop(self.held.insert(ticket, (token, unfinished - 1))),
+                    None => {}
                 }
             }
         }
@@ -122,24 +110,6 @@ impl<T: Copy> DeferredFrees<T> {
             self.idle_events.pop();
         }
         Ok(())
-    }
-
-    fn idle_event(&mut self, device: &mut dyn Device) -> Result<EventId, DeviceError> {
-        self.idle_events.pop().map_or_else(|| device.event_create(), Ok)
-    }
-
-    fn issue(&mut self, token: T, unfinished: u32) -> u32 {
-        let ticket = HeldToken { token, unfinished };
-        match self.vacant.pop() {
-            Some(place) => {
-                self.tickets[place as usize] = ticket;
-                place
-            }
-            None => {
-                self.tickets.push(ticket);
-                (self.tickets.len() - 1) as u32
-            }
-        }
     }
 }
 

@@ -14,7 +14,6 @@ use super::{
     pooled::{MemoryPiece, PieceTable},
     unless_out_of_memory,
 };
-use crate::device::Capabilities;
 use oomph_base::{Address, StreamId, round_up};
 
 /// The registry's line.
@@ -107,13 +106,5 @@ impl Strategy for Direct {
             SegmentView::new(Address(address), size, stream, "direct", vec![piece.view()])
         };
         Some(Layout::of(self.blocks.iter().map(view)))
-    }
-
-    fn details(&self) -> Vec<(&'static str, u64)> {
-        Vec::new()
-    }
-
-    fn requires(&self) -> Capabilities {
-        Capabilities::NONE
     }
 }

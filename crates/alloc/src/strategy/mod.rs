@@ -103,10 +103,14 @@ pub trait Strategy: Send {
     fn layout(&self) -> Option<Layout>;
 
     /// Counters of this strategy, by name.
-    fn details(&self) -> Vec<(&'static str, u64)>;
+    fn details(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
 
     /// The abilities that the device must have.
-    fn requires(&self) -> Capabilities;
+    fn requires(&self) -> Capabilities {
+        Capabilities::NONE
+    }
 
     /// A copy of the state, so that a step can be tried and rolled back; `None` if a part of the
     /// state cannot be copied (in a driver, in a plugin).

@@ -12,7 +12,6 @@ use super::{
     ALIGNMENT, Attempt, Block, Built, Caller, Context, Freed, Layout, Outcome, Request, Setup, Shortage, Stats,
     Strategy, StrategyEntry, StrategyError, parameters, plain_state, slots::Slots,
 };
-use crate::device::Capabilities;
 use oomph_base::{Address, StreamId, round_up};
 
 /// The registry's line.
@@ -95,13 +94,5 @@ impl Strategy for Null {
 
     fn layout(&self) -> Option<Layout> {
         None
-    }
-
-    fn details(&self) -> Vec<(&'static str, u64)> {
-        Vec::new()
-    }
-
-    fn requires(&self) -> Capabilities {
-        Capabilities::NONE
     }
 }

@@ -10,6 +10,16 @@ use oomph_base::Address;
 /// The end of the list of vacant slots.
 const NO_SLOT: u32 = u32::MAX;
 
+/// Puts an item into the first empty place of a list, or at its end; returns the place.
+pub(super) fn insert_first_free<T>(places: &mut Vec<Option<T>>, item: T) -> u32 {
+    let place = places.iter().position(Option::is_none).unwrap_or_else(|| {
+        places.push(None);
+        places.len() - 1
+    });
+    places[place] = Some(item);
+    place as u32
+}
+
 /// A table of live blocks, each with a note of the strategy.
 #[derive(Clone, Debug)]
 pub struct Slots<N> {

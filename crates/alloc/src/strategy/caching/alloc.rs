@@ -223,7 +223,7 @@ impl Caching {
     /// Whether a freed block waits for streams or for the end of a capture.
     #[inline]
     pub(super) fn has_waiting_frees(&self) -> bool {
-        self.blocks.has_deferred() || !self.postponed.is_empty()
+        !self.blocks.deferred.is_empty() || !self.postponed.is_empty()
     }
 }
 

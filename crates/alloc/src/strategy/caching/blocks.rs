@@ -106,27 +106,22 @@ impl PieceTable {
     }
 
     /// Puts `record` in front of `slot`, in the same segment.
-    pub(super) fn insert_before(&mut self, slot: u32, mut record: MemoryPiece) -> u32 {
-        let previous = self[slot].previous;
-        record.previous = previous;
-        record.next = slot;
-        let inserted = self.insert(record);
-        self[slot].previous = inserted;
-        if previous != NONE {
-            self[previous].next = inserted;
-        }
-        inserted
+    pub(super) fn insert_before(&mut self, slot: u32, record: MemoryPiece) -> u32 {
+        self.insert_between(self[slot].previous, slot, record)
     }
 
     /// Puts `record` behind `slot`, in the same segment.
-    pub(super) fn insert_after(&mut self, slot: u32, mut record: MemoryPiece) -> u32 {
-        let next = self[slot].next;
-        record.previous = slot;
-        record.next = next;
-        let inserted = self.insert(record);
-        self[slot].next = inserted;
-        if next != NONE {
-            self[next].previous = inserted;
+    pub(super) fn insert_after(&mut self, slot: u32, record: MemoryPiece) -> u32 {
+        self.insert_between(slot, self[slot].next, record)
+    }
+
+    fn insert_between(&mut self, previous: u32, next: u32, record: MemoryPiece) -> u32 {
+        let inserted = self.insert(MemoryPiece { previous, next, ..record });
+        if let Some(previous) = self.pieces.get_mut(previous as usize) {
+            previous.next = inserted;
+        }
+        if let Some(next) = self.pieces.get_mut(next as usize) {
+            next.previous = inserted;
         }
         inserted
     }

@@ -11,6 +11,7 @@ use crate::strategy::{
     Context, Refusal, StrategyError, StrategyEvent,
     leftovers::{Leftover, MappingLeftovers},
     pooled::{MemoryPiece, NONE, PieceState},
+    slots::insert_first_free,
     unless_out_of_memory,
 };
 use oomph_base::{Address, StreamId, round_up};
@@ -52,19 +53,6 @@ pub(super) struct RangeTable {
 impl RangeTable {
     pub(super) fn is_empty(&self) -> bool {
         self.ranges.iter().all(Option::is_none)
-    }
-
-    fn add(&mut self, range: ExpandableRange) -> u32 {
-        match self.ranges.iter().position(Option::is_none) {
-            Some(place) => {
-                self.ranges[place] = Some(range);
-                place as u32
-            }
-            None => {
-                self.ranges.push(Some(range));
-                (self.ranges.len() - 1) as u32
-            }
-        }
     }
 
     /// Maps physical memory into the granules `first..end` (`ExpandableSegment::map`). Returns
@@ -173,7 +161,8 @@ impl Caching {
         cx.expect_stream(owner.stream)?;
         let ((bytes, granule), stream) = (self.range_size(owner.is_large()), owner.stream);
         let base = cx.device.virtual_memory()?.reserve(bytes)?.0;
-        let range = self.ranges.add(ExpandableRange { base, bytes, granule, stream, physical: Vec::new() });
+        let range = ExpandableRange { base, bytes, granule, stream, physical: Vec::new() };
+        let range = insert_first_free(&mut self.ranges.ranges, range);
         let (region, state) = (arena, PieceState::Unmapped);
         let unmapped = MemoryPiece { region, note: range, state, ..MemoryPiece::new(base, bytes, stream) };
         let slot = self.blocks.insert(unmapped);

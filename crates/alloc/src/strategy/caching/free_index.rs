@@ -218,14 +218,8 @@ impl SizeBins {
         if self.is_empty() {
             return None;
         }
-        let Some((group, place)) = bin_of(size) else {
-            return self.huge.range((size, address + 1)..).next().map(huge_entry);
-        };
-        let above = |(lowest, heap): ((u64, u32), Option<&AddressHeap>)| {
-            Some(lowest).filter(|lowest| lowest.0 > address).or_else(|| heap?.above(address))
-        };
-        let same_size = self.bin(group, place).and_then(above);
-        same_size.map(binned_entry(group, place)).or_else(|| self.found_above(size))
+        let same_size = self.of_size(size).filter(|block| block.address > address).min();
+        same_size.or_else(|| self.found_above(size))
     }
 
     /// The smallest block of more than `size`.
@@ -240,11 +234,10 @@ impl SizeBins {
 
     /// The last block before (size, address).
     fn before(&self, size: u64, address: u64) -> Option<FreeBlock> {
-        let Some((group, place)) = bin_of(size) else {
-            let below = self.huge.range(..(size, address)).next_back().map(huge_entry);
-            return below.or_else(|| self.last_below_bin(BINS / GROUP, 0));
-        };
-        self.highest_below(group, place, address).or_else(|| self.last_below_bin(group, place))
+        let same_size = self.of_size(size).filter(|block| block.address < address).max();
+        let below = same_size.or_else(|| self.huge.range(..(size, 0)).next_back().map(huge_entry));
+        let (group, place) = bin_of(size).unwrap_or((BINS / GROUP, 0));
+        below.or_else(|| self.last_below_bin(group, place))
     }
 
     /// Every block from (size, address) on, in order. The bitmaps skip empty bins.
@@ -253,7 +246,7 @@ impl SizeBins {
         let mut bin: Vec<FreeBlock> = Vec::new();
         std::iter::from_fn(move || {
             if bin.is_empty() {
-                bin = self.of_size(next?.size);
+                bin = self.of_size(next?.size).collect();
                 // Descending, because `pop` takes the last.
                 bin.sort_unstable_by(|one, other| other.cmp(one));
                 next = self.found_above(bin.first()?.size);
@@ -264,13 +257,13 @@ impl SizeBins {
     }
 
     /// All blocks of a size, unordered.
-    fn of_size(&self, size: u64) -> Vec<FreeBlock> {
-        let Some((group, place)) = bin_of(size) else {
-            return self.huge.range((size, 0)..=(size, u64::MAX)).map(huge_entry).collect();
-        };
-        let Some((lowest, heap)) = self.bin(group, place) else { return Vec::new() };
-        let others = heap.into_iter().flat_map(AddressHeap::iter);
-        std::iter::once(lowest).chain(others).map(binned_entry(group, place)).collect()
+    fn of_size(&self, size: u64) -> impl Iterator<Item = FreeBlock> + '_ {
+        let binned = bin_of(size).into_iter().flat_map(|(group, place)| {
+            let (lowest, heap) = self.bin(group, place).unzip();
+            let others = heap.flatten().into_iter().flat_map(|heap| heap.nodes.iter().copied());
+            lowest.into_iter().chain(others).map(binned_entry(group, place))
+        });
+        binned.chain(self.huge.range((size, 0)..=(size, u64::MAX)).map(huge_entry))
     }
 
     #[cold]
@@ -319,13 +312,6 @@ impl SizeBins {
         let group = self.groups.get(group)?.as_deref().filter(|group| group.occupied & (1 << place) != 0)?;
         let bin = &group.bins[place];
         Some(((bin.address, bin.slot), self.heaps.get(bin.heap as usize)))
-    }
-
-    /// The highest block of one size below an address.
-    fn highest_below(&self, group: usize, place: usize, address: u64) -> Option<FreeBlock> {
-        let (lowest, heap) = self.bin(group, place)?;
-        let others = heap.and_then(|heap| heap.below(address));
-        others.or(Some(lowest).filter(|lowest| lowest.0 < address)).map(binned_entry(group, place))
     }
 
     #[inline]
@@ -377,8 +363,8 @@ impl SizeBins {
     /// The last block in the bins below this one.
     fn last_below_bin(&self, group_number: usize, place: usize) -> Option<FreeBlock> {
         let highest = |number: usize, bins: u64| {
-            let place = bins.checked_ilog2()? as usize;
-            self.highest_below(number, place, u64::MAX)
+            let size = bin_size(number, bins.checked_ilog2()? as usize);
+            self.of_size(size).max()
         };
         let group = self.groups.get(group_number).and_then(Option::as_deref);
         let below = group.map_or(0, |group| group.occupied & !(u64::MAX << place));
@@ -403,8 +389,14 @@ impl BinGroup {
 /// Makes an entry of what a bin holds. The bin determines the size.
 #[inline]
 fn binned_entry(group: usize, place: usize) -> impl Fn((u64, u32)) -> FreeBlock {
-    let size = ((group * GROUP + place + 1) as u64) << QUANTUM_SHIFT;
+    let size = bin_size(group, place);
     move |(address, slot)| FreeBlock { size, address, slot }
+}
+
+/// The size of the blocks in a bin.
+#[inline]
+fn bin_size(group: usize, place: usize) -> u64 {
+    ((group * GROUP + place + 1) as u64) << QUANTUM_SHIFT
 }
 
 fn huge_entry((&(size, address), &slot): (&(u64, u64), &u32)) -> FreeBlock {
@@ -483,21 +475,6 @@ impl AddressHeap {
         let place = self.sink(0, last, places);
         self.settle(place, last, places);
         Some(lowest)
-    }
-
-    /// The lowest block above an address.
-    fn above(&self, address: u64) -> Option<(u64, u32)> {
-        self.nodes.iter().copied().filter(|&(other, _)| other > address).min()
-    }
-
-    /// The highest block below an address.
-    fn below(&self, address: u64) -> Option<(u64, u32)> {
-        self.nodes.iter().copied().filter(|&(other, _)| other < address).max()
-    }
-
-    /// All blocks, unordered.
-    fn iter(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
-        self.nodes.iter().copied()
     }
 
     /// Moves the gap at `place` up to where `block` belongs, and puts the block there.

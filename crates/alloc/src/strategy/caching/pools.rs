@@ -206,20 +206,12 @@ impl PoolTable {
         }
     }
 
-    fn find(&self, key: PoolKey) -> Option<u32> {
+    pub(super) fn find(&self, key: PoolKey) -> Option<u32> {
         (0u32..).zip(&self.pools).find(|(_, pool)| pool.key == key && !pool.vacant).map(|(place, _)| place)
     }
 
-    /// The pool with this number, created with one user if needed.
-    pub(super) fn find_or_retain(&mut self, key: PoolKey) -> Result<u32, StrategyError> {
-        match self.find(key) {
-            Some(place) => Ok(place),
-            None => self.retain(key),
-        }
-    }
-
     /// Adds a user to a pool, created if needed (`create_or_incref_pool`).
-    fn retain(&mut self, key: PoolKey) -> Result<u32, StrategyError> {
+    pub(super) fn retain(&mut self, key: PoolKey) -> Result<u32, StrategyError> {
         if key == (0, 0) {
             return Err(StrategyError::Refused("pool (0, 0) is the default pool".to_owned()));
         }

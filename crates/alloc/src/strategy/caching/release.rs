@@ -189,7 +189,7 @@ impl Caching {
     /// Releases everything, live blocks included.
     pub(super) fn release_everything(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         self.await_frees(cx)?;
-        self.blocks.destroy_idle_events(cx.device)?;
+        self.blocks.deferred.destroy_idle_events(cx.device)?;
         if !self.ranges.is_empty() {
             cx.device.synchronize()?;
         }

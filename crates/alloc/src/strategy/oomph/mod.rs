@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 
 use self::{
     mapping::ChunkMapping,
-    size_classes::{PageClasses, QUANTUM},
+    size_classes::{BEST_TRIES, PageClasses, QUANTUM},
 };
 use super::{
     Attempt, Block, BlockView, Built, Caller, Context, Freed, Layout, Outcome, Parameter, Request, SegmentView, Setup,
@@ -219,7 +219,7 @@ impl OomphAllocator {
             free.small.remove(&mut self.blocks, slot);
             Some(slot)
         } else {
-            let slot = free.pages.find_best(&self.blocks, rounded)?;
+            let slot = free.pages.find_best(&self.blocks, rounded, BEST_TRIES)?;
             free.pages.remove(&mut self.blocks, slot);
             Some(slot)
         }
@@ -247,11 +247,11 @@ impl OomphAllocator {
     ) -> Result<Attempt, StrategyError> {
         let stream = request.stream;
         let mut found = self.find_slowly(cx, stream, rounded)?;
-        let retried = found.is_none() && (self.blocks.has_deferred() || self.would_suffice(cx, rounded));
+        let retried = found.is_none() && (!self.blocks.deferred.is_empty() || self.would_suffice(cx, rounded));
         if retried {
             cx.sink.event(StrategyEvent::Retry { rounded });
             self.stats.retries += 1;
-            if self.blocks.has_deferred() {
+            if !self.blocks.deferred.is_empty() {
                 self.complete_frees(cx, Patience::Wait)?;
                 found = self.find_slowly(cx, stream, rounded)?;
             }
@@ -337,7 +337,7 @@ impl Strategy for OomphAllocator {
         if request.bytes > self.device_bytes {
             return Ok(Attempt::OutOfMemory(Shortage::of_size(request.bytes)));
         }
-        if self.blocks.has_deferred() {
+        if !self.blocks.deferred.is_empty() {
             self.complete_frees(cx, Patience::Poll)?;
         }
         let rounded = round_up(request.bytes, QUANTUM);

@@ -354,7 +354,7 @@ impl OomphAllocator {
     /// The next work of `stream` waits for what the other stream has queued so far.
     fn take_over(&mut self, cx: &mut Context<'_>, stream: StreamId, bytes: u64) -> Result<Option<u32>, StrategyError> {
         let others = self.free.iter().zip(0u16..).filter(|&(_, other)| StreamId(other) != stream);
-        let candidates = others.filter_map(|(free, _)| free.pages.find_any(&self.blocks, bytes));
+        let candidates = others.filter_map(|(free, _)| free.pages.find_best(&self.blocks, bytes, usize::MAX));
         let Some(slot) = candidates.min_by_key(|&slot| (self.blocks[slot].size, self.blocks[slot].address)) else {
             return Ok(None);
         };
@@ -393,7 +393,7 @@ impl OomphAllocator {
     pub(super) fn take_cached(&mut self, stream: StreamId, bytes: u64, small: bool) -> Option<u32> {
         let free = self.free.of(stream);
         let lists = if small { &mut free.small } else { &mut free.pages };
-        let slot = lists.find_any(&self.blocks, bytes)?;
+        let slot = lists.find_best(&self.blocks, bytes, usize::MAX)?;
         lists.remove(&mut self.blocks, slot);
         Some(slot)
     }
@@ -508,7 +508,7 @@ impl OomphAllocator {
     /// Gives everything back, live blocks included.
     pub(super) fn release_everything(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         self.complete_frees(cx, Patience::Wait)?;
-        self.blocks.destroy_idle_events(cx.device)?;
+        self.blocks.deferred.destroy_idle_events(cx.device)?;
         self.wait_event.destroy(cx.device)?;
         if !self.mapping.is_empty() {
             cx.device.synchronize()?;

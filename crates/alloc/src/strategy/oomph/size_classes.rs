@@ -10,7 +10,7 @@ const STEP_BITS: u32 = 6;
 /// How many blocks of the request's own class are tried before a larger block is taken.
 const TRIES: usize = 4;
 /// The same where a close fit is worth more.
-const BEST_TRIES: usize = 16;
+pub(super) const BEST_TRIES: usize = 16;
 
 /// 64 classes per power of two; below 32 KiB one per multiple of [`QUANTUM`].
 #[derive(Clone, Debug)]
@@ -44,20 +44,10 @@ impl FreeLists<PageClasses> {
         self.pieces_of(blocks, class).take(TRIES).find(fits).or_else(|| self.head(self.first_from(class + 1)?))
     }
 
-    /// The smallest block of at least `size`, the lowest address among equals, as far as a bounded
-    /// number of tries can tell.
+    /// The smallest block of at least `size`, the lowest address among equals, as far as so many
+    /// tries in a class can tell.
     #[inline]
-    pub(super) fn find_best(&self, blocks: &PieceTable, size: u64) -> Option<u32> {
-        self.best_of(blocks, size, BEST_TRIES)
-    }
-
-    /// The same without a bound: `None` means that there is none.
-    pub(super) fn find_any(&self, blocks: &PieceTable, size: u64) -> Option<u32> {
-        self.best_of(blocks, size, usize::MAX)
-    }
-
-    #[inline]
-    fn best_of(&self, blocks: &PieceTable, size: u64, tries: usize) -> Option<u32> {
+    pub(super) fn find_best(&self, blocks: &PieceTable, size: u64, tries: usize) -> Option<u32> {
         let best_in = |class: usize| {
             let fitting = self.pieces_of(blocks, class).take(tries).filter(|&slot| blocks[slot].size >= size);
             fitting.min_by_key(|&slot| (blocks[slot].size, blocks[slot].address))
@@ -102,7 +92,7 @@ mod tests {
             let mut model = BTreeMap::new();
             for (insert, quanta) in steps {
                 let size = quanta * QUANTUM;
-                let found = lists.find_any(&blocks, size);
+                let found = lists.find_best(&blocks, size, usize::MAX);
                 let best = model.range((size, 0)..).next().map(|(&(size, _), ())| size);
                 prop_assert_eq!(found.is_some(), best.is_some());
                 if let (Some(slot), Some(best)) = (found, best) {

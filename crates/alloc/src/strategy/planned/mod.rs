@@ -208,7 +208,7 @@ impl PlannedStrategy {
         }
         let piece = MemoryPiece::new(region.address.offset(offset).0, size, stream);
         let slot = self.blocks.insert(MemoryPiece { region: number, ..piece });
-        region.occupy(offset, slot);
+        region.blocks.insert(offset, slot);
         let birth = self.record_alloc(shape);
         write_birth(&mut self.planned_births, slot, birth);
         self.own.on_alloc(request.bytes, size);
@@ -393,7 +393,7 @@ impl Strategy for PlannedStrategy {
 
     fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         self.complete_frees(cx, Patience::Wait)?;
-        self.blocks.destroy_idle_events(cx.device)?;
+        self.blocks.deferred.destroy_idle_events(cx.device)?;
         self.vacate_regions();
         self.give_back_regions(cx, false)?;
         self.fallback.close(cx)?;

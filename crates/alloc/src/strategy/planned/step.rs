@@ -10,6 +10,7 @@ use super::{
 use crate::strategy::{
     BlockState, BlockView, Context, SegmentView, Strategy as _, StrategyError, StrategyEvent,
     pooled::{MemoryPiece, PieceTable},
+    slots::insert_first_free,
     unless_out_of_memory,
 };
 use oomph_base::{Address, MIB, StreamId, round_up};
@@ -21,24 +22,16 @@ pub(super) struct PlannedRegion {
     pub(super) bytes: u64,
     pub(super) stream: StreamId,
     /// Slots of blocks by offset, pending ones included.
-    blocks: BTreeMap<u64, u32>,
+    pub(super) blocks: BTreeMap<u64, u32>,
 }
 
 impl PlannedRegion {
-    pub(super) fn is_empty(&self) -> bool {
-        self.blocks.is_empty()
-    }
-
     /// Whether a range of the region is free. It may be taken by a block that lives longer than it
     /// did in the profiled step.
     pub(super) fn is_free(&self, pieces: &PieceTable, offset: u64, size: u64) -> bool {
         let end = offset + size;
         let before = self.blocks.range(..end).next_back();
         end <= self.bytes && before.is_none_or(|(&start, &slot)| start + pieces[slot].size <= offset)
-    }
-
-    pub(super) fn occupy(&mut self, offset: u64, slot: u32) {
-        self.blocks.insert(offset, slot);
     }
 
     pub(super) fn view(&self, pieces: &PieceTable) -> SegmentView {
@@ -210,10 +203,8 @@ impl PlannedStrategy {
             };
             cx.sink.event(StrategyEvent::SegmentAlloc { address, bytes, stream });
             self.own.on_reserve(bytes, 1);
-            let number = self.regions.iter().position(Option::is_none).unwrap_or(self.regions.len());
-            self.regions.resize_with(self.regions.len().max(number + 1), || None);
-            self.regions[number] = Some(PlannedRegion { address, bytes, stream, blocks: BTreeMap::new() });
-            self.serving.push((stream, number as u32));
+            let region = PlannedRegion { address, bytes, stream, blocks: BTreeMap::new() };
+            self.serving.push((stream, insert_first_free(&mut self.regions, region)));
         }
         Ok(())
     }
@@ -229,7 +220,7 @@ impl PlannedStrategy {
         for (number, place) in (0..).zip(&mut self.regions) {
             let Some(region) = place else { continue };
             let retired = self.serving.iter().all(|&(_, serving)| serving != number);
-            if !region.is_empty() || (only_retired && !retired) {
+            if !region.blocks.is_empty() || (only_retired && !retired) {
                 continue;
             }
             cx.device.free(region.address)?;
@@ -275,13 +266,13 @@ mod tests {
         let blocks = BTreeMap::new();
         let mut region = PlannedRegion { address: Address(4096), bytes: 100, stream: StreamId(0), blocks };
         let slot = pieces.insert(MemoryPiece::new(4096 + 20, 30, StreamId(0)));
-        region.occupy(20, slot);
+        region.blocks.insert(20, slot);
         let ranges = [(0, 20), (0, 21), (49, 5), (50, 50), (50, 51), (0, 100), (10, 5)];
         let answers = ranges.map(|(offset, size)| region.is_free(&pieces, offset, size));
         assert_eq!(answers, [true, false, false, true, false, false, true]);
         let sizes: Vec<u64> = region.view(&pieces).blocks.iter().map(|block| block.size).collect();
         assert_eq!(sizes, [20, 30, 50]);
         region.blocks.clear();
-        assert!(region.is_empty() && region.is_free(&pieces, 0, 100));
+        assert!(region.blocks.is_empty() && region.is_free(&pieces, 0, 100));
     }
 }

@@ -26,7 +26,7 @@ use super::{
     Attempt, Block, Caller, Context, Freed, Layout, Outcome, Refusal, Request, Shortage, Stats, Strategy,
     StrategyError, StrategyEvent, deferred::Patience, plain_state, unless_out_of_memory,
 };
-use crate::device::{Capabilities, Device, DeviceError};
+use crate::device::{Device, DeviceError};
 use oomph_base::{Address, StreamId, ThreadId};
 
 /// Requests of this size and above are refused: no device has so much memory.
@@ -359,7 +359,7 @@ impl<P: PoolPolicy> Strategy for PoolStrategy<P> {
             return Ok(Attempt::OutOfMemory(Shortage::of_size(request.bytes)));
         };
         self.check_stream(cx, request.stream)?;
-        if self.table.has_deferred() || !self.passed.is_empty() {
+        if !self.table.deferred.is_empty() || !self.passed.is_empty() {
             self.complete_frees(cx, Patience::Poll)?;
         }
         let need = PoolRequest { size, stream: request.stream, thread: request.thread };
@@ -409,7 +409,7 @@ impl<P: PoolPolicy> Strategy for PoolStrategy<P> {
     fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         self.complete_frees(cx, Patience::Wait)?;
         self.table.regions().into_iter().try_for_each(|region| self.release(cx, region))?;
-        self.table.destroy_idle_events(cx.device)?;
+        self.table.deferred.destroy_idle_events(cx.device)?;
         self.policy.close(cx.device)?;
         *self = PoolStrategy::new(self.name, self.initial.clone());
         Ok(())
@@ -425,9 +425,5 @@ impl<P: PoolPolicy> Strategy for PoolStrategy<P> {
 
     fn details(&self) -> Vec<(&'static str, u64)> {
         self.policy.details()
-    }
-
-    fn requires(&self) -> Capabilities {
-        Capabilities::NONE
     }
 }

@@ -118,7 +118,7 @@ pub(crate) struct PieceTable {
     pub(in crate::strategy) vacant: u32,
     uses: StreamUses,
     /// Freed pieces that other streams still use.
-    deferred: DeferredFrees<u32>,
+    pub(crate) deferred: DeferredFrees<u32>,
 }
 
 impl Default for PieceTable {
@@ -308,12 +308,6 @@ impl PieceTable {
         Ok(())
     }
 
-    /// Whether a freed piece waits for streams.
-    #[inline]
-    pub(crate) fn has_deferred(&self) -> bool {
-        !self.deferred.is_empty()
-    }
-
     /// The freed pieces whose streams are done, and the error that stopped the search for more.
     pub(crate) fn completed(
         &mut self,
@@ -330,11 +324,6 @@ impl PieceTable {
         let MemoryPiece { address, size, requested, stream, .. } = self[slot];
         cx.sink.event(StrategyEvent::FreeCompleted { address: Address(address), requested, stream });
         stats.on_reusable(requested, size);
-    }
-
-    /// Destroys the events of completed frees.
-    pub(crate) fn destroy_idle_events(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        self.deferred.destroy_idle_events(device)
     }
 
     /// A slot for a new piece. The last piece of that slot is still in it.

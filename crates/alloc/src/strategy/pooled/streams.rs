@@ -41,7 +41,7 @@ impl WaitEvent {
 /// share them: some then wait without need, none too little.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StreamHandover {
-    event: WaitEvent,
+    pub(crate) event: WaitEvent,
     /// Streams so far are numbered below this.
     streams: u32,
 }
@@ -84,11 +84,6 @@ impl StreamHandover {
         }
         Ok(())
     }
-
-    /// Gives the event back to the device.
-    pub(crate) fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        self.event.destroy(device)
-    }
 }
 
 #[cfg(test)]
@@ -109,7 +104,7 @@ mod tests {
         }
         handover.make_safe(&mut device, note, StreamId(stream)).unwrap();
         let waits = device.ledger().of(CallKind::StreamWaitEvent).count;
-        handover.close(&mut device).unwrap();
+        handover.event.destroy(&mut device).unwrap();
         assert_eq!(device.leftovers(), 0);
         waits
     }

@@ -371,7 +371,7 @@ impl Stitch {
     /// Gives everything back, live blocks included.
     pub(super) fn release_everything(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         self.complete_frees(cx, Patience::Wait)?;
-        self.tiles.destroy_idle_events(cx.device)?;
+        self.tiles.deferred.destroy_idle_events(cx.device)?;
         cx.device.synchronize()?;
         // Blocks are freed first, so that a failing call leaves an ordinary cache.
         let live = self.tiles.iter().filter(|(_, piece)| piece.state == PieceState::Allocated);

@@ -10,7 +10,10 @@ use std::{
 };
 
 use crate::device::PhysicalId;
-use crate::strategy::pooled::{MemoryPiece, NONE, PieceState, PieceTable};
+use crate::strategy::{
+    pooled::{MemoryPiece, NONE, PieceState, PieceTable},
+    slots::insert_first_free,
+};
 use oomph_base::StreamId;
 
 /// The two kinds of segments.
@@ -71,14 +74,9 @@ impl SegmentTiles {
         (pool, stream): (SegmentPool, StreamId),
         chunks: Vec<PhysicalId>,
     ) -> u32 {
-        let number = self.segments.iter().position(Option::is_none).unwrap_or_else(|| {
-            self.segments.push(None);
-            self.segments.len() - 1
-        });
-        let tile = MemoryPiece { region: number as u32, ..MemoryPiece::new(address, bytes, stream) };
-        let first = self.table.insert(tile);
-        let shown_in = Vec::new();
-        self.segments[number] = Some(StitchSegment { address, bytes, stream, pool, chunks, shown_in, first });
+        let (first, shown_in) = (self.table.insert(MemoryPiece::new(address, bytes, stream)), Vec::new());
+        let segment = StitchSegment { address, bytes, stream, pool, chunks, shown_in, first };
+        self.table[first].region = insert_first_free(&mut self.segments, segment);
         self.insert_free(first);
         first
     }
