@@ -98,15 +98,22 @@ impl ListedItem {
         ListedItem { kind, name: name.to_owned(), summary: summary.to_owned(), ..ListedItem::default() }
     }
 
-    /// An item with a file: its summary and origin, or what is wrong with the file. A broken file
-    /// must not hide the rest of the list.
-    fn from_catalog(kind: ListedKind, from: CatalogEntry, described: Result<(String, String), String>) -> ListedItem {
-        let replaces_built_in = from.replaces_built_in();
-        let (summary, origin) = described.unwrap_or_else(|problem| {
-            let first_line = problem.lines().next().unwrap_or_default();
-            (format!("invalid: {first_line}"), String::new())
-        });
-        ListedItem { file: from.file, replaces_built_in, origin, ..ListedItem::new(kind, &from.name, &summary) }
+    /// Items with files: their summary and origin, or what is wrong with the file. A broken file must
+    /// not hide the rest of the list.
+    fn from_catalog<E: ToString>(
+        kind: ListedKind,
+        entries: Vec<CatalogEntry>,
+        describe: impl Fn(&str) -> Result<(String, String), E>,
+    ) -> Vec<ListedItem> {
+        let item = |from: CatalogEntry| {
+            let (summary, origin) = describe(&from.name).unwrap_or_else(|problem| {
+                let problem = problem.to_string();
+                (format!("invalid: {}", problem.lines().next().unwrap_or_default()), String::new())
+            });
+            let replaces_built_in = from.replaces_built_in();
+            ListedItem { file: from.file, replaces_built_in, origin, ..ListedItem::new(kind, &from.name, &summary) }
+        };
+        entries.into_iter().map(item).collect()
     }
 }
 
@@ -128,24 +135,12 @@ fn items_of(kind: ListedKind) -> Vec<ListedItem> {
                 ..ListedItem::new(kind, entry.name, entry.summary)
             })
             .collect(),
-        ListedKind::Workloads => all_recipes()
-            .into_iter()
-            .map(|from| {
-                let described = Recipe::named(&from.name)
-                    .map(|recipe| (recipe.purpose, recipe.origin))
-                    .map_err(|error| error.to_string());
-                ListedItem::from_catalog(kind, from, described)
-            })
-            .collect(),
-        ListedKind::Suites => SuiteFile::all_named()
-            .into_iter()
-            .map(|from| {
-                let described = SuiteFile::load(&from.name)
-                    .map(|suite| (suite.question, String::new()))
-                    .map_err(|error| error.to_string());
-                ListedItem::from_catalog(kind, from, described)
-            })
-            .collect(),
+        ListedKind::Workloads => ListedItem::from_catalog(kind, all_recipes(), |name| {
+            Recipe::named(name).map(|recipe| (recipe.purpose, recipe.origin))
+        }),
+        ListedKind::Suites => ListedItem::from_catalog(kind, SuiteFile::all_named(), |name| {
+            SuiteFile::load(name).map(|suite| (suite.question, String::new()))
+        }),
     }
 }
 

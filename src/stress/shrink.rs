@@ -134,8 +134,12 @@ impl ShrinkSearch<'_> {
 
     /// Removes names, pauses, threads, streams and odd sizes.
     fn simplify(&mut self) {
-        self.accept(self.best.without_names());
-        self.accept(self.best.without_pauses());
+        self.accept(self.best.with_each(|event| match &mut event.op {
+            Op::Alloc { tag, site, .. } => (*tag, *site) = (TagId(0), SiteId(0)),
+            Op::Mark { label, .. } => *label = 0,
+            _ => {}
+        }));
+        self.accept(self.best.with_each(|event| event.delta_ns = 0));
         let threads = self.best.threads();
         if !self.accept(self.best.merging_threads(&threads)) {
             for thread in threads {
@@ -145,7 +149,12 @@ impl ShrinkSearch<'_> {
         let streams = self.best.streams();
         for &stream in streams.iter().rev() {
             for &onto in streams.iter().take_while(|&&onto| onto < stream) {
-                if self.accept(self.best.merging_stream(stream, onto)) {
+                let merged = self.best.with_each(|event| {
+                    if let Some(of) = stream_of(&mut event.op).filter(|of| **of == stream) {
+                        *of = onto;
+                    }
+                });
+                if self.accept(merged) {
                     break;
                 }
             }
@@ -156,7 +165,7 @@ impl ShrinkSearch<'_> {
     /// Replaces every size by the smallest round one that still fails.
     fn shrink_sizes(&mut self) {
         for bytes in [512, KIB, MIB, 2 * MIB] {
-            if self.accept(self.best.with_sizes_up_to(bytes)) {
+            if self.accept(self.best.with_sizes(|_, old| old.min(bytes))) {
                 break;
             }
         }
@@ -269,20 +278,6 @@ impl EditableTrace {
         self.keep_valid(self.parts.iter().copied().filter(|part| !numbers.contains(&part.number)).collect())
     }
 
-    /// Removes tags, call sites and phase names.
-    fn without_names(&self) -> EditableTrace {
-        self.with_each(|event| match &mut event.op {
-            Op::Alloc { tag, site, .. } => (*tag, *site) = (TagId(0), SiteId(0)),
-            Op::Mark { label, .. } => *label = 0,
-            _ => {}
-        })
-    }
-
-    /// Removes the times between events.
-    fn without_pauses(&self) -> EditableTrace {
-        self.with_each(|event| event.delta_ns = 0)
-    }
-
     /// Moves the events of these threads to the first one.
     fn merging_threads(&self, threads: &[ThreadId]) -> EditableTrace {
         self.with_each(|event| {
@@ -292,28 +287,16 @@ impl EditableTrace {
         })
     }
 
-    /// Moves the events of one stream to another.
-    fn merging_stream(&self, stream: StreamId, onto: StreamId) -> EditableTrace {
-        self.with_each(|event| {
-            if let Some(of) = stream_of(&mut event.op).filter(|of| **of == stream) {
-                *of = onto;
-            }
-        })
-    }
-
     /// Changes the size of a block.
     fn with_size(&self, block: u32, size: u64) -> EditableTrace {
-        self.with_each(|event| match &mut event.op {
-            Op::Alloc { slot, bytes, .. } | Op::HostAlloc { slot, bytes } if *slot == block => *bytes = size,
-            _ => {}
-        })
+        self.with_sizes(|changed, old| if changed == block { size } else { old })
     }
 
-    /// Limits the size of all blocks.
-    fn with_sizes_up_to(&self, most: u64) -> EditableTrace {
+    /// Changes the sizes of blocks.
+    fn with_sizes(&self, size: impl Fn(u32, u64) -> u64) -> EditableTrace {
         self.with_each(|event| {
-            if let Op::Alloc { bytes, .. } | Op::HostAlloc { bytes, .. } = &mut event.op {
-                *bytes = (*bytes).min(most);
+            if let Op::Alloc { slot, bytes, .. } | Op::HostAlloc { slot, bytes } = &mut event.op {
+                *bytes = size(*slot, *bytes);
             }
         })
     }

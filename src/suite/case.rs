@@ -225,12 +225,8 @@ impl SuiteFile {
 
     /// The workloads of all groups with their parameters.
     pub fn models(&self) -> Result<Vec<Recipe>, SuiteError> {
-        let groups: Vec<Vec<Recipe>> = self.group.iter().map(|group| self.recipes(group)).collect::<Result<_, _>>()?;
-        Ok(groups.into_iter().flatten().collect())
-    }
-
-    fn recipes(&self, group: &SuiteGroup) -> Result<Vec<Recipe>, SuiteError> {
-        self.names(group).map(|name| self.recipe(group, name)).collect()
+        let named = self.group.iter().flat_map(|group| self.names(group).map(move |name| (group, name)));
+        named.map(|(group, name)| self.recipe(group, name)).collect()
     }
 
     fn names<'a>(&self, group: &'a SuiteGroup) -> impl Iterator<Item = &'a str> {

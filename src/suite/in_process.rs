@@ -58,7 +58,8 @@ enum CaseError {
 
 fn try_run(case: &Case, stop: Option<&AtomicBool>) -> Result<CaseOutcome, CaseError> {
     let replay = case.replay(stop);
-    let (record, detail) = measure_once(case, &replay)?;
+    // Its device is closed before the timed passes, so that they have its memory.
+    let (record, detail) = measure_opened(case, replay.open()?, &replay.options);
     let timings = if case.timed && matches!(record.status, Status::Completed | Status::Oom) {
         time(case, &replay)?
     } else {
@@ -87,12 +88,6 @@ fn time(case: &Case, replay: &Replay<'_>) -> Result<Vec<TimingRecord>, CaseError
 /// in the middle stays as it is: it is in memory, and a trace has no initial layout.
 fn in_memory(source: &Arc<dyn Source>) -> Result<Arc<dyn Source>, TraceError> {
     Ok(if source.initial_layout().is_some() { Arc::clone(source) } else { Arc::new(Trace::read(&**source)?) })
-}
-
-/// Measures on its own device, which is closed afterwards, so that its memory is available to the
-/// timed passes.
-fn measure_once(case: &Case, replay: &Replay<'_>) -> Result<(CaseRecord, CaseDetail), CaseError> {
-    Ok(measure_opened(case, replay.open()?, &replay.options))
 }
 
 /// Measures a case. If the device had less memory than the limit allows, the reason says so.
