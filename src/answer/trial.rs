@@ -13,6 +13,16 @@ use crate::{
     trace::{CollectiveKind, MarkKind, Op, Source, TraceError, for_each_event},
 };
 
+/// PyTorch's allocator as it is without settings.
+pub(super) const CACHING: &str = "caching";
+/// The same with expandable segments.
+pub(super) const EXPANDABLE: &str = "caching:expandable_segments:True";
+
+/// In the second step optimizer states and gradients exist from the start; the third shows what stays.
+pub(super) const STEPS_FOR_MEMORY: &str = "3";
+/// Two steps of warm-up and two that count. On a virtual clock all are equal.
+pub(super) const SIMULATED_STEPS: u64 = 4;
+
 /// Why a claim or a technique has no row. That a model does not fit, or does not know a technique, is in its row.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::anyhow;
+use clap::builder::PossibleValuesParser;
 
 use super::{
     exit::{self, CommandError, CommandResult},
@@ -15,7 +16,6 @@ use crate::{
         claims::{Claim, ClaimRecord, ClaimsQuestion, all_claims, claims},
         simulated_beside,
     },
-    base::{did_you_mean, nearest},
     device::DeviceSpec,
     report::ClaimReport,
     suite::{self, SuiteFile},
@@ -37,7 +37,7 @@ Examples:
 `oomph run claims` is the same as `oomph claims` with a folder for the results.")]
 pub struct Args {
     /// Claims by name [default: all].
-    #[arg(value_name = "CLAIM")]
+    #[arg(value_name = "CLAIM", value_parser = claim_names(), hide_possible_values = true)]
     names: Vec<String>,
     /// Print the names and statements, without testing them.
     #[arg(long)]
@@ -61,8 +61,9 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> CommandResult {
+    let is_named = |claim: &Claim| args.names.iter().any(|name| name == claim.id);
     let test = ClaimTest {
-        claims: chosen(&args.names)?,
+        claims: all_claims().filter(|claim| args.names.is_empty() || is_named(claim)).collect(),
         device: DeviceOptions { device: args.device.clone(), limit: None }.spec()?,
         jobs: args.jobs.unwrap_or_else(suite::all_cores),
         in_full: !args.names.is_empty(),
@@ -138,13 +139,6 @@ fn list(claims: &[&Claim]) -> String {
     claims.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-fn chosen(names: &[String]) -> Result<Vec<&'static Claim>, CommandError> {
-    if let Some(unknown) = names.iter().find(|name| all_claims().all(|claim| claim.id != **name)) {
-        let near = nearest(unknown, all_claims().map(|claim| claim.id));
-        return Err(CommandError::usage(anyhow!(
-            "unknown claim '{unknown}'{}; `oomph claims --list` shows all",
-            did_you_mean(near.as_deref())
-        )));
-    }
-    Ok(all_claims().filter(|claim| names.is_empty() || names.iter().any(|name| name == claim.id)).collect())
+fn claim_names() -> PossibleValuesParser {
+    PossibleValuesParser::new(all_claims().map(|claim| claim.id))
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::anyhow;
+use clap::builder::PossibleValuesParser;
 
 use super::{
     exit::{self, CommandError, CommandResult},
@@ -16,7 +17,7 @@ use crate::{
         CARDS, LINK_BYTES_PER_SECOND, TECHNIQUES, Technique, TechniqueRecord, TechniqueRow, TechniquesQuestion, advise,
         row_id, techniques,
     },
-    base::{Bytes, did_you_mean, nearest},
+    base::Bytes,
     models::Recipe,
     report::{self, RunSettings},
     suite::{self, SuiteFile},
@@ -45,7 +46,7 @@ pub struct Args {
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
     /// Only this technique and the base, by the name in the table; may be repeated.
-    #[arg(long, short, value_name = "NAME")]
+    #[arg(long, short, value_name = "NAME", value_parser = technique_names(), hide_possible_values = true)]
     technique: Vec<String>,
     /// The memory of your card, such as 24GiB: recommends a technique for it.
     #[arg(long, value_name = "SIZE")]
@@ -83,7 +84,7 @@ const MODELS: [&str; 5] = ["gpt-124m", "gpt-355m", "gpt-1.3b", "gpt-13b", "resne
 pub fn run(args: Args) -> CommandResult {
     let device = DeviceOptions { device: args.device.clone(), limit: None }.spec()?;
     let question = TechniquesQuestion {
-        techniques: chosen(&args.technique)?,
+        techniques: chosen(&args.technique),
         cards: match (args.memory, args.confirm) {
             (Some(memory), _) => vec![memory.0],
             (None, _) if args.no_cards => Vec::new(),
@@ -203,18 +204,13 @@ fn models(names: &[String], set: &[String]) -> Result<Vec<Recipe>, CommandError>
     names.iter().map(model).collect()
 }
 
-fn chosen(names: &[String]) -> Result<Vec<&'static Technique>, CommandError> {
-    let known: Vec<&str> = TECHNIQUES.iter().map(|technique| technique.id).collect();
-    if let Some(unknown) = names.iter().find(|name| !known.contains(&name.as_str())) {
-        let near = nearest(unknown, known.iter().copied());
-        return Err(CommandError::usage(anyhow!(
-            "unknown technique '{unknown}'{}; known are {}",
-            did_you_mean(near.as_deref()),
-            known.join(", ")
-        )));
-    }
-    let is_chosen = |technique: &Technique| {
+fn technique_names() -> PossibleValuesParser {
+    PossibleValuesParser::new(TECHNIQUES.iter().map(|technique| technique.id))
+}
+
+fn chosen(names: &[String]) -> Vec<&'static Technique> {
+    let is_chosen = |technique: &&Technique| {
         names.is_empty() || technique.is_base() || names.iter().any(|name| name == technique.id)
     };
-    Ok(TECHNIQUES.iter().filter(|technique| is_chosen(technique)).collect())
+    TECHNIQUES.iter().filter(is_chosen).collect()
 }

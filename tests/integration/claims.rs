@@ -47,7 +47,7 @@ fn named_claims_are_printed_in_full() {
     let (list, _) = run(".", &["claims", "--list"], 0);
     assert!(list.lines().count() >= 50 && list.contains("zero-grad"), "{list}");
     let (_, err) = run(".", &["claims", "zero-grd"], 2);
-    assert!(err.contains("did you mean 'zero-grad'?"), "{err}");
+    assert!(err.contains("a similar value exists: 'zero-grad'"), "{err}");
 }
 
 #[test]

@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicBool;
 use crate::{
     answer::{
         leaks::{self, GrowthThreshold, ObservedSteps, judge},
-        threshold::{LargestQuestion, ThresholdError, ThresholdQuestion, largest, overhead, threshold},
-        trial::{self, TrialError},
+        threshold::{LargestQuestion, ThresholdQuestion, largest, overhead, threshold},
+        trial::{self, SIMULATED_STEPS, STEPS_FOR_MEMORY, TrialError},
     },
     base::Nanos,
     device::DeviceSpec,
@@ -17,15 +17,8 @@ use crate::{
     trace::Trace,
 };
 
-/// PyTorch's allocator as it is without settings.
-pub(super) const CACHING: &str = "caching";
-/// The same with expandable segments.
-pub(super) const EXPANDABLE: &str = "caching:expandable_segments:True";
+pub(super) use crate::answer::trial::{CACHING, EXPANDABLE};
 
-/// Three steps show the peak of a training loop: optimizer states and gradients exist from the second step on.
-const STEPS_FOR_MEMORY: &str = "3";
-/// Two steps of warm-up and two that count. On a virtual clock all are equal.
-const SIMULATED_STEPS: u64 = 4;
 /// On a real device steps vary.
 const REAL_STEPS: u64 = 8;
 
@@ -140,7 +133,7 @@ impl ClaimBench<'_> {
             stop: Some(self.stop),
             ..LargestQuestion::new(recipe, "batch", memory_bytes, &strategy, self.simulated)
         };
-        Ok(largest(&question).map_err(interrupted)?.largest.unwrap_or(0))
+        Ok(largest(&question)?.largest.unwrap_or(0))
     }
 
     /// The least memory in which a program completes. Searched on the simulated device.
@@ -153,7 +146,7 @@ impl ClaimBench<'_> {
             stop: Some(self.stop),
             ..ThresholdQuestion::new(&trace, &strategy, self.simulated)
         };
-        Ok(threshold(&question).map_err(interrupted)?.threshold_bytes)
+        Ok(threshold(&question)?.threshold_bytes)
     }
 
     /// The memory that the driver's context and the libraries take.
@@ -164,13 +157,5 @@ impl ClaimBench<'_> {
     /// The memory that a card leaves for the allocator.
     pub(super) fn available_on(&self, card_bytes: u64) -> ClaimResult<u64> {
         Ok(card_bytes.saturating_sub(self.overhead()?))
-    }
-}
-
-/// An interrupted search is not an error.
-fn interrupted(error: ThresholdError) -> TrialError {
-    match error {
-        ThresholdError::Interrupted => TrialError::Interrupted,
-        other => other.into(),
     }
 }

@@ -21,7 +21,7 @@ use bench::{ClaimBench, ClaimResult};
 use finding::ClaimFinding;
 use serde::{Deserialize, Serialize};
 
-use super::trial::TrialError;
+use super::{threshold::ThresholdError, trial::TrialError};
 use crate::{base::parallel_for_each, device::DeviceSpec};
 
 /// The subject of a claim.
@@ -167,7 +167,7 @@ pub fn claims(question: &ClaimsQuestion<'_>, mut listener: impl FnMut(ClaimRecor
     parallel_for_each(question.claims, jobs, question.stop, work, |_, tested| {
         match tested {
             Ok(record) => listener(record),
-            Err(TrialError::Interrupted) => {}
+            Err(TrialError::Interrupted | TrialError::Threshold(ThresholdError::Interrupted)) => {}
             Err(error) => return Err(error),
         }
         Ok(())

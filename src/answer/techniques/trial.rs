@@ -8,7 +8,10 @@ use super::{CardFit, Technique, TechniqueRecord, TechniquesQuestion};
 use crate::{
     answer::{
         threshold::{LargestQuestion, largest},
-        trial::{TrialError, exchange_time, exchanged_bytes_per_step, replay_memory, time_recipe},
+        trial::{
+            CACHING, EXPANDABLE, SIMULATED_STEPS, STEPS_FOR_MEMORY, TrialError, exchange_time,
+            exchanged_bytes_per_step, replay_memory, time_recipe,
+        },
     },
     base::{Bytes, GIB, Nanos},
     device::DeviceSpec,
@@ -20,14 +23,6 @@ use crate::{
 /// The memory of common cards.
 pub const CARDS: [u64; 6] = [8 * GIB, 12 * GIB, 16 * GIB, 24 * GIB, 80 * GIB, 141 * GIB];
 
-const CACHING: &str = "caching";
-const EXPANDABLE: &str = "caching:expandable_segments:True";
-const ASYNC: &str = "async";
-
-/// In the second step optimizer states and gradients exist from the start; the third shows what stays.
-const STEPS_FOR_MEMORY: &str = "3";
-/// Timed steps on a virtual clock, where all are equal.
-const SIMULATED_STEPS: u64 = 4;
 /// Timed steps on a real device, the warm-up included: the most where they are short, the fewest where they are long.
 const REAL_STEPS: std::ops::RangeInclusive<u64> = 5..=8;
 /// The time that the steps of a trial should take on a real device.
@@ -74,7 +69,7 @@ impl TechniquesQuestion {
         if caching.status == Status::Completed {
             note_memory(&mut record, &caching);
             let expandable = self.memory(&workload, EXPANDABLE, &self.device)?;
-            let pool = self.memory(&workload, ASYNC, &self.device)?;
+            let pool = self.memory(&workload, "async", &self.device)?;
             record.expandable_peak_reserved_bytes = Some(expandable.peak_reserved_bytes);
             record.expandable_peak_device_used_bytes = expandable.peak_device_used_bytes;
             record.async_peak_reserved_bytes = Some(pool.peak_reserved_bytes);

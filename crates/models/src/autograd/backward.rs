@@ -45,11 +45,7 @@ impl TensorMachine {
         self.thread = HostThread::Main;
         self.release(seed);
         let done = std::mem::replace(&mut self.graph, outer);
-        if retain == RetainGraph::Yes {
-            return Some(done);
-        }
-        self.recycle(done);
-        None
+        (retain == RetainGraph::Yes).then_some(done)
     }
 
     /// Releases a graph that is never run backward, from its result to its inputs.
@@ -59,8 +55,7 @@ impl TensorMachine {
             let node = self.graph.nodes[index];
             self.release_saved(&node);
         }
-        let dropped = std::mem::replace(&mut self.graph, outer);
-        self.recycle(dropped);
+        self.graph = outer;
     }
 
     fn run_node(&mut self, node: &GraphNode, retain: RetainGraph) {

@@ -215,14 +215,3 @@ pub(crate) struct Graph {
     /// Tokens of every expert of every layer in this pass, for a mixture of experts.
     pub(crate) expert_tokens: Vec<u32>,
 }
-
-impl Graph {
-    /// Forgets everything and keeps the allocated capacity.
-    pub(crate) fn clear(&mut self) {
-        self.nodes.clear();
-        self.saved.clear();
-        self.gradients.clear();
-        self.checkpoints.clear();
-        self.expert_tokens.clear();
-    }
-}

@@ -85,8 +85,6 @@ pub(crate) struct TensorMachine {
     /// Whether convolutions try all their kernels first, and which have done so.
     pub(crate) kernel_search: KernelSearch,
     garbage: GarbageCollector,
-    /// Emptied graphs, kept for their capacity.
-    spare_graphs: Vec<Graph>,
     /// References and size of each block, by slot.
     references: Vec<u32>,
     sizes: Vec<u64>,
@@ -118,7 +116,6 @@ impl TensorMachine {
             random: SeededRandom::new(0, "machine"),
             kernel_search: KernelSearch::default(),
             garbage: GarbageCollector::default(),
-            spare_graphs: Vec::new(),
             references: Vec::new(),
             sizes: Vec::new(),
             tags: Vec::new(),
@@ -228,17 +225,6 @@ impl TensorMachine {
     /// Returns a pinned buffer that held this many bytes.
     pub(crate) fn return_host_buffer(&mut self, buffer: BlockSlot, bytes: u64) {
         self.spare_host_buffers.entry(bytes.next_power_of_two()).or_default().push(buffer);
-    }
-
-    /// An empty graph for a pass over this many sequences of this length.
-    pub(crate) fn fresh_graph(&mut self, sequences: u32, length: u32) -> Graph {
-        Graph { sequences, length, ..self.spare_graphs.pop().unwrap_or_default() }
-    }
-
-    /// Empties a graph and keeps its capacity.
-    pub(crate) fn recycle(&mut self, mut graph: Graph) {
-        graph.clear();
-        self.spare_graphs.push(graph);
     }
 
     /// Tokens of this pass.

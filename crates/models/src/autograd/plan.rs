@@ -151,24 +151,9 @@ impl TrainingPlan {
         self.shape.batch / self.techniques.micro_batches
     }
 
-    /// Blocks on this rank.
-    pub(crate) fn local_layers(&self) -> u32 {
-        self.shape.layers / self.techniques.pipeline_stages
-    }
-
     /// Attention heads on this rank.
     pub(crate) fn local_heads(&self) -> u32 {
         self.shape.heads / self.techniques.tensor_ranks
-    }
-
-    /// Numbers per token in this rank's heads.
-    pub(crate) fn local_width(&self) -> u32 {
-        self.shape.width / self.techniques.tensor_ranks
-    }
-
-    /// Rows of the token table and columns of the output head on this rank.
-    pub(crate) fn local_vocabulary(&self) -> u32 {
-        self.shape.vocabulary.div_ceil(self.techniques.tensor_ranks)
     }
 
     /// Whether this rank has the output head: the first stage of a pipeline has none.

@@ -24,7 +24,7 @@ pub(crate) enum GradientMode {
     Disabled,
 }
 
-/// The result of a forward pass, with its graph. Pass it to [`Trainer::backward`] or [`Trainer::drop_output`].
+/// The result of a forward pass, with its graph. Pass it to [`Trainer::run_backward`] or [`Trainer::drop_output`].
 #[must_use = "an output that is neither run backward nor dropped is never freed"]
 pub(crate) struct ForwardOutput {
     pub(crate) value: Variable,
@@ -103,17 +103,27 @@ impl Trainer {
         retain: RetainGraph,
     ) -> Option<ForwardOutput> {
         self.mark(MarkKind::Phase, "backward", step);
-        let retained = self.backward(loss, retain);
+        let ForwardOutput { value, graph } = loss;
+        let retained = self.machine.backward(value, graph, retain);
+        if retained.is_none() {
+            self.machine.release(value.tensor);
+        }
         if self.empties_cache_after(EmptyCache::AfterBackward) {
             self.machine.trace.empty_cache();
         }
-        retained
+        retained.map(|graph| ForwardOutput { value, graph })
     }
 
     /// The optimizer's phase.
     pub(crate) fn update(&mut self, step: u32) {
         self.mark(MarkKind::Phase, "optimizer", step);
-        self.optimizer_step();
+        if self.machine.plan.precision.scales_loss() {
+            self.unscale_gradients();
+        }
+        self.machine.optimizer_step();
+        if self.empties_cache_after(EmptyCache::AfterPhases) {
+            self.machine.trace.empty_cache();
+        }
     }
 
     /// A forward pass over another batch, without a graph.
@@ -175,8 +185,7 @@ impl Trainer {
         let model = machine.model.clone();
         let value = model.forward(machine, batch, result);
         let (sequences, length) = (machine.graph.sequences, machine.graph.length);
-        let next = machine.fresh_graph(sequences, length);
-        let graph = std::mem::replace(&mut machine.graph, next);
+        let graph = std::mem::replace(&mut machine.graph, Graph { sequences, length, ..Graph::default() });
         ForwardOutput { value, graph }
     }
 
@@ -196,34 +205,10 @@ impl Trainer {
         output
     }
 
-    /// A backward pass. Returns the output where the graph is retained.
-    pub(crate) fn backward(&mut self, output: ForwardOutput, retain: RetainGraph) -> Option<ForwardOutput> {
-        let ForwardOutput { value, graph } = output;
-        let graph = self.machine.backward(value, graph, retain);
-        match graph {
-            Some(graph) => Some(ForwardOutput { value, graph }),
-            None => {
-                self.machine.release(value.tensor);
-                None
-            }
-        }
-    }
-
     /// Releases an output and its graph.
     pub(crate) fn drop_output(&mut self, output: ForwardOutput) {
         self.machine.drop_graph(output.graph);
         self.machine.release(output.value.tensor);
-    }
-
-    /// Updates the weights.
-    pub(crate) fn optimizer_step(&mut self) {
-        if self.machine.plan.precision.scales_loss() {
-            self.unscale_gradients();
-        }
-        self.machine.optimizer_step();
-        if self.empties_cache_after(EmptyCache::AfterPhases) {
-            self.machine.trace.empty_cache();
-        }
     }
 
     /// Cleans up after a step.

@@ -86,7 +86,9 @@ impl TensorMachine {
         let model = self.model.clone();
         for declared in model.weights() {
             self.layer = declared.layer;
-            let bytes = self.part_of_weight(declared.elements) * number.bytes();
+            let is_sharded = self.gathers_weights();
+            let elements = if is_sharded { self.part_of(declared.elements) } else { declared.elements };
+            let bytes = elements * number.bytes();
             let techniques = &self.plan.techniques;
             let is_on_host = (techniques.offload_weights && declared.layer.is_some())
                 || (techniques.offload_embeddings && declared.is_embedding);
@@ -95,7 +97,6 @@ impl TensorMachine {
             } else {
                 (Some(self.copy_in(bytes, Category::Parameter)), None)
             };
-            let is_sharded = self.gathers_weights();
             self.weights.push(WeightState {
                 tensor: tensor.filter(|_| !is_sharded),
                 home,
@@ -151,14 +152,6 @@ impl TensorMachine {
 
     fn stages_weights(&self) -> bool {
         self.gathers_weights() || self.plan.techniques.offload_weights
-    }
-
-    /// The number of elements of a weight that this rank keeps.
-    fn part_of_weight(&self, elements: u64) -> u64 {
-        match self.plan.techniques.data_parallel {
-            DataParallel::Sharded { stage: 3, ranks } => elements.div_ceil(ranks.into()),
-            _ => elements,
-        }
     }
 
     fn stage_in(&mut self, layer: Option<u16>) {
@@ -218,7 +211,11 @@ impl TensorMachine {
 
     /// The number of elements of a weight that this rank's optimizer updates.
     pub(crate) fn shard_elements(&self, id: WeightId) -> u64 {
-        let elements = self.weights[id as usize].elements;
+        self.part_of(self.weights[id as usize].elements)
+    }
+
+    /// This rank's part of a weight with this many elements.
+    fn part_of(&self, elements: u64) -> u64 {
         match self.plan.techniques.data_parallel {
             DataParallel::Sharded { ranks, .. } => elements.div_ceil(ranks.into()),
             DataParallel::Alone | DataParallel::Replicated { .. } => elements,

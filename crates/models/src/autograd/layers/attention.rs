@@ -26,8 +26,7 @@ impl TensorMachine {
     /// Attention of every token to those before it.
     pub(crate) fn attention(&mut self, query_key_value: Variable) -> Variable {
         let number = query_key_value.number;
-        let width = self.plan.local_width();
-        let bytes = self.rows(width, number);
+        let bytes = self.rows(self.plan.shape.width / self.plan.techniques.tensor_ranks, number);
         let records = self.records(query_key_value.needs_gradient());
         let inputs = if records { self.split(query_key_value) } else { [GradientEdge::None; MOST_EDGES] };
         if records {

@@ -39,11 +39,6 @@ impl TensorMachine {
         self.sum(left, right, None, category)
     }
 
-    /// The sum of the rows of every sequence with rows that are the same for all.
-    pub(crate) fn add_to_every_sequence(&mut self, rows: Variable, shared: Variable) -> Variable {
-        self.sum(rows, shared, Some(self.graph.sequences), Category::Activation)
-    }
-
     /// The sum of two variables of one format, written over the first.
     pub(crate) fn add_in_place(&mut self, left: Variable, right: Variable) -> Variable {
         let bytes = self.bytes(left.tensor);
@@ -52,7 +47,14 @@ impl TensorMachine {
         self.output_of(left.tensor, left.number, operation, &[left, right])
     }
 
-    fn sum(&mut self, left: Variable, right: Variable, broadcast_over: Option<u32>, category: Category) -> Variable {
+    /// The sum of two variables. The second can be the same for all sequences: then `broadcast_over` is their number.
+    pub(crate) fn sum(
+        &mut self,
+        left: Variable,
+        right: Variable,
+        broadcast_over: Option<u32>,
+        category: Category,
+    ) -> Variable {
         let number = left.number.max(right.number);
         let (of_left, of_right) = (self.bytes(left.tensor), self.bytes(right.tensor));
         let bytes = of_left / left.number.bytes() * number.bytes();

@@ -102,10 +102,12 @@ impl Transformer {
     /// Declares the weights of this rank, in the order of the Python code.
     pub(crate) fn new(plan: &TrainingPlan) -> Transformer {
         let mut weights = TransformerWeights { plan, list: WeightList::default() };
-        let (width, vocabulary) = (plan.shape.width, plan.local_vocabulary());
+        let width = plan.shape.width;
+        // Rows of the token table, and columns of the output head.
+        let vocabulary = plan.shape.vocabulary.div_ceil(plan.techniques.tensor_ranks);
         let tokens = weights.embedding(vocabulary, width);
         let positions = weights.embedding(plan.shape.context, width);
-        let blocks = (0..plan.local_layers())
+        let blocks = (0..plan.shape.layers / plan.techniques.pipeline_stages)
             .map(|layer| {
                 weights.list.layer = u16::try_from(layer).ok();
                 weights.block()
@@ -132,7 +134,7 @@ impl Transformer {
         machine.elementwise(INDEX * length, [range]);
         let positions = machine.embedding(self.positions, range, length);
         machine.release(range);
-        let x = machine.add_to_every_sequence(tokens, positions);
+        let x = machine.sum(tokens, positions, Some(machine.graph.sequences), Category::Activation);
         machine.release_all([tokens.tensor, positions.tensor]);
         x
     }
