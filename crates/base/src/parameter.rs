@@ -52,72 +52,32 @@ pub enum ParameterValues {
     Text(&'static str),
 }
 
-impl Parameter {
+/// A constructor of [`Parameter`] per kind of value.
+macro_rules! constructors {
+    ($($(#[$doc:meta])* $kind:ident($given:ident: $type:ty) => $values:expr;)*) => {
+        impl Parameter {$(
+            $(#[$doc])*
+            #[must_use]
+            pub const fn $kind(name: &'static str, $given: $type, default: &'static str, help: &'static str) -> Self {
+                Parameter { name, values: $values, default, help }
+            }
+        )*}
+    };
+}
+
+constructors! {
     /// A parameter that takes a whole number.
-    #[must_use]
-    pub const fn count(
-        name: &'static str,
-        range: RangeInclusive<u32>,
-        default: &'static str,
-        help: &'static str,
-    ) -> Parameter {
-        Parameter { name, values: ParameterValues::Count { least: *range.start(), most: *range.end() }, default, help }
-    }
-
+    count(range: RangeInclusive<u32>) => ParameterValues::Count { least: *range.start(), most: *range.end() };
     /// A parameter that takes an amount of memory.
-    #[must_use]
-    pub const fn size(
-        name: &'static str,
-        range: RangeInclusive<u64>,
-        default: &'static str,
-        help: &'static str,
-    ) -> Parameter {
-        Parameter { name, values: ParameterValues::Size { least: *range.start(), most: *range.end() }, default, help }
-    }
-
+    size(range: RangeInclusive<u64>) => ParameterValues::Size { least: *range.start(), most: *range.end() };
     /// A parameter that takes a number.
-    #[must_use]
-    pub const fn number(
-        name: &'static str,
-        range: RangeInclusive<f64>,
-        default: &'static str,
-        help: &'static str,
-    ) -> Parameter {
-        Parameter { name, values: ParameterValues::Number { least: *range.start(), most: *range.end() }, default, help }
-    }
-
+    number(range: RangeInclusive<f64>) => ParameterValues::Number { least: *range.start(), most: *range.end() };
     /// A parameter that takes one of some words.
-    #[must_use]
-    pub const fn choice(
-        name: &'static str,
-        words: &'static [&'static str],
-        default: &'static str,
-        help: &'static str,
-    ) -> Parameter {
-        Parameter { name, values: ParameterValues::Choice(words), default, help }
-    }
-
+    choice(words: &'static [&'static str]) => ParameterValues::Choice(words);
     /// A parameter that takes a list of words; which ones, its generator knows.
-    #[must_use]
-    pub const fn words(
-        name: &'static str,
-        example: &'static str,
-        default: &'static str,
-        help: &'static str,
-    ) -> Parameter {
-        Parameter { name, values: ParameterValues::Words { example }, default, help }
-    }
-
+    words(example: &'static str) => ParameterValues::Words { example };
     /// A parameter whose values are described in words.
-    #[must_use]
-    pub const fn text(
-        name: &'static str,
-        values: &'static str,
-        default: &'static str,
-        help: &'static str,
-    ) -> Parameter {
-        Parameter { name, values: ParameterValues::Text(values), default, help }
-    }
+    text(values: &'static str) => ParameterValues::Text(values);
 }
 
 impl fmt::Display for ParameterValues {

@@ -72,25 +72,17 @@ impl FromStr for Bytes {
 }
 
 impl<'de> Deserialize<'de> for Bytes {
-    /// Accepts a number of bytes or a text such as `"80GiB"`.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl de::Visitor<'_> for Visitor {
-            type Value = Bytes;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an amount of memory such as \"80GiB\" or a number of bytes")
-            }
-            fn visit_u64<E: de::Error>(self, value: u64) -> Result<Bytes, E> {
-                Ok(Bytes(value))
-            }
-            fn visit_i64<E: de::Error>(self, value: i64) -> Result<Bytes, E> {
-                u64::try_from(value).map(Bytes).map_err(|_| E::custom("memory cannot be negative"))
-            }
-            fn visit_str<E: de::Error>(self, value: &str) -> Result<Bytes, E> {
-                value.parse().map_err(E::custom)
-            }
+        #[derive(Deserialize)]
+        #[serde(untagged, expecting = "expected an amount of memory such as \"80GiB\" or a number of bytes")]
+        enum Written {
+            Number(u64),
+            Text(String),
         }
-        deserializer.deserialize_any(Visitor)
+        match Written::deserialize(deserializer)? {
+            Written::Number(bytes) => Ok(Bytes(bytes)),
+            Written::Text(text) => text.parse().map_err(de::Error::custom),
+        }
     }
 }
 

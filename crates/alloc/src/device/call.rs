@@ -89,16 +89,10 @@ impl Add for CallTally {
 }
 
 /// Driver calls by kind.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CallLedger {
     tallies: [CallTally; CallKind::ALL.len()],
     total: CallTally,
-}
-
-impl Default for CallLedger {
-    fn default() -> Self {
-        CallLedger { tallies: [CallTally::default(); CallKind::ALL.len()], total: CallTally::default() }
-    }
 }
 
 impl CallLedger {

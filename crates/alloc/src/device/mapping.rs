@@ -8,7 +8,7 @@ use oomph_base::Address;
 
 /// Ranges, physical memory and mappings of one device. `H` is what the device keeps per piece of
 /// physical memory.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct MappingTable<H> {
     /// Length by start.
     reserved: BTreeMap<Address, u64>,
@@ -38,19 +38,7 @@ struct PhysicalPiece<H> {
     mappings: u32,
 }
 
-impl<H> Default for MappingTable<H> {
-    fn default() -> Self {
-        MappingTable {
-            reserved: BTreeMap::new(),
-            mapped: BTreeMap::new(),
-            physical: BTreeMap::new(),
-            last_physical: 0,
-            held: 0,
-        }
-    }
-}
-
-impl<H: Copy> MappingTable<H> {
+impl<H: Copy + Default> MappingTable<H> {
     /// Physical bytes that are created and not yet both released and unmapped.
     pub(super) fn held(&self) -> u64 {
         self.held

@@ -41,7 +41,7 @@ pub(super) struct AddressSpace {
 }
 
 /// Where a shared page lies.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct PageOrigin {
     address: u64,
     place: ExtentPlace,

@@ -176,7 +176,7 @@ impl NewestFit {
 }
 
 /// Where a piece lies: the extent and the unit in it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ExtentPlace {
     pub(super) extent: usize,
     pub(super) offset: u64,
@@ -184,7 +184,7 @@ pub(super) struct ExtentPlace {
 
 /// Extents that are filled piece by piece: into the newest with room, at its lowest free place.
 /// `Origin` is what the owner keeps about each.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct FilledExtents<Origin> {
     extents: Vec<Option<FilledExtent<Origin>>>,
     vacant: Vec<usize>,
@@ -196,12 +196,6 @@ struct FilledExtent<Origin> {
     origin: Origin,
     length: u64,
     holes: FreeRanges,
-}
-
-impl<Origin> Default for FilledExtents<Origin> {
-    fn default() -> Self {
-        FilledExtents { extents: Vec::new(), vacant: Vec::new(), newest: NewestFit::default() }
-    }
 }
 
 impl<Origin: Copy> FilledExtents<Origin> {
