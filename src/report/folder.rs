@@ -48,7 +48,7 @@ pub(super) fn begin(path: &Path, environment: &Environment) -> Result<(), Report
     fs::create_dir_all(path).map_err(ReportError::io(path))?;
     let mut json = serde_json::to_vec_pretty(environment).map_err(ReportError::json(&env_path))?;
     json.push(b'\n');
-    rows::replace(&env_path, &json)
+    rows::save(&env_path, &json)
 }
 
 /// The environment of a folder, if its rows may be mixed with rows of `environment`.
@@ -118,7 +118,7 @@ impl RunFolder {
     /// Adds a case. Its file is written before its row, so that every row has its file.
     pub fn append(&self, record: &CaseRecord, detail: &CaseDetail) -> Result<(), ReportError> {
         let path = detail_path(&self.path, &record.case_id);
-        rows::replace(&path, &compressed(detail, &path)?)?;
+        rows::save(&path, &compressed(detail, &path)?)?;
         self.content().runs.append(record.clone())
     }
 
@@ -143,7 +143,7 @@ impl RunFolder {
             content.timings = Some(RowFile::write(&self.path.join("timings.csv"), timings)?);
         }
         rows::save(&self.path.join("comparison.csv"), &scenario::comparison_csv(&records, base)?)?;
-        rows::save(&self.path.join("summary.md"), &cases::summary(&self.environment, &records))?;
+        rows::save(&self.path.join("summary.md"), cases::summary(&self.environment, &records))?;
         Ok(records)
     }
 
@@ -220,8 +220,8 @@ impl<T: FolderRecord> RecordFolder<T> {
     pub fn finish(self, ids: &[String]) -> Result<Vec<T>, ReportError> {
         let mut records = self.table.rows;
         records.sort_by_key(|record| ids.iter().position(|id| *id == record.id()).unwrap_or(ids.len()));
-        rows::save(&Self::csv(&self.path), &rows::to_csv(&records)?)?;
-        rows::save(&self.path.join(T::NAME).with_extension("md"), &T::page(&records))?;
+        rows::save(&Self::csv(&self.path), rows::to_csv(&records)?)?;
+        rows::save(&self.path.join(T::NAME).with_extension("md"), T::page(&records))?;
         Ok(records)
     }
 }

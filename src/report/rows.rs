@@ -32,7 +32,7 @@ impl<T: CsvRow> RowFile<T> {
     /// Writes the file anew, with its header and these rows. A crash leaves the old file or the new
     /// one.
     pub(super) fn write(path: &Path, rows: Vec<T>) -> Result<RowFile<T>, ReportError> {
-        save(path, &to_csv(&rows)?)?;
+        save(path, to_csv(&rows)?)?;
         let file = OpenOptions::new().append(true).open(path).map_err(ReportError::io(path))?;
         Ok(RowFile { path: path.to_owned(), file, rows })
     }
@@ -143,13 +143,8 @@ pub(super) fn written(writer: csv::Writer<Vec<u8>>) -> Result<String, ReportErro
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Writes a text to a file, whole or not at all: readers see the old file or the new one.
-pub fn save(path: &Path, text: &str) -> Result<(), ReportError> {
-    replace(path, text.as_bytes())
-}
-
-/// Writes a file beside its place and moves it there.
-pub(super) fn replace(path: &Path, content: &[u8]) -> Result<(), ReportError> {
+/// Writes a file, whole or not at all: readers see the old file or the new one.
+pub fn save(path: &Path, content: impl AsRef<[u8]>) -> Result<(), ReportError> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".new");
     let beside = PathBuf::from(beside);

@@ -276,12 +276,12 @@ impl ThresholdFiles {
         self.write()?;
         let path = self.folder.join("summary.md");
         let page = fs::read_to_string(&path).map_err(ReportError::io(&path))?;
-        rows::save(&path, &format!("{page}\n## Thresholds\n\n{}", self.details.text(Medium::Markdown)))?;
+        rows::save(&path, format!("{page}\n## Thresholds\n\n{}", self.details.text(Medium::Markdown)))?;
         Ok(self.details)
     }
 
     fn write(&self) -> Result<(), ReportError> {
-        rows::save(&self.folder.join("thresholds.json"), &format!("{:#}\n", self.details.json()))?;
+        rows::save(&self.folder.join("thresholds.json"), format!("{:#}\n", self.details.json()))?;
         rows::save(&self.folder.join("thresholds.csv"), &self.details.csv()?)
     }
 }

@@ -96,14 +96,9 @@ impl Partition {
         let task: u64 = number("SLURM_ARRAY_TASK_ID")?;
         let count: u64 = number("SLURM_ARRAY_TASK_COUNT")?;
         let first: u64 = number("SLURM_ARRAY_TASK_MIN")?;
-        let step = match number("SLURM_ARRAY_TASK_STEP") {
-            Err(PartitionError::NoArray { .. }) => 1,
-            step => step?.max(1),
-        };
-        let last = match number("SLURM_ARRAY_TASK_MAX") {
-            Err(PartitionError::NoArray { .. }) => None,
-            last => Some(last?),
-        };
+        let optional = |name| variable(name).is_some().then(|| number(name)).transpose();
+        let step = optional("SLURM_ARRAY_TASK_STEP")?.unwrap_or(1).max(1);
+        let last: Option<u64> = optional("SLURM_ARRAY_TASK_MAX")?;
         let gaps = PartitionError::Gaps { task, count, first, step };
         let offset = task.checked_sub(first).ok_or_else(|| gaps.clone())?;
         let span = count.checked_sub(1).and_then(|gaps| gaps.checked_mul(step));

@@ -9,7 +9,7 @@ use anyhow::anyhow;
 
 use super::{
     StressOptions,
-    common::{jobs as parallel_jobs, with_progress},
+    common::{exit_code_of, jobs as parallel_jobs, with_progress},
 };
 use crate::{
     base::{did_you_mean_among, nearest},
@@ -18,6 +18,7 @@ use crate::{
         output,
     },
     device::wrap::FaultSpec,
+    report::VerdictMatrix,
     stress::{
         KINDS, StressKind, StressTarget, StressVerdict, TimeShare,
         faults::{self, FaultOptions},
@@ -65,7 +66,8 @@ impl AllArgs {
         });
         // The sort is stable, so strategies keep their order.
         verdicts.sort_by_key(|verdict| KINDS.iter().position(|kind| kind.name == verdict.row.kind));
-        self.options.conclude_as_matrix(&verdicts, &stop)
+        self.options.format.print(&VerdictMatrix(&self.options.rows(&verdicts)?))?;
+        Ok(exit_code_of(&verdicts, &stop))
     }
 }
 

@@ -22,7 +22,7 @@ use crate::{
         progress::{self, Stages},
     },
     plugin,
-    report::{VerdictMatrix, command_line::quoted},
+    report::command_line::quoted,
     strategy::{STRATEGIES, StrategyEntry, StrategySpec},
     stress::{FailureEvidence, StressFailure, StressTarget, StressVerdict, VerdictRow},
     suite,
@@ -112,13 +112,8 @@ impl StressOptions {
         Ok(exit_code_of(verdicts, stop))
     }
 
-    /// Like `conclude`, as a matrix of strategies and kinds.
-    pub fn conclude_as_matrix(&self, verdicts: &[StressVerdict], stop: &AtomicBool) -> CommandResult {
-        self.format.print(&VerdictMatrix(&self.rows(verdicts)?))?;
-        Ok(exit_code_of(verdicts, stop))
-    }
-
-    fn rows(&self, verdicts: &[StressVerdict]) -> Result<Vec<VerdictRow>, CommandError> {
+    /// Saves failures, and returns the rows of the verdicts.
+    pub fn rows(&self, verdicts: &[StressVerdict]) -> Result<Vec<VerdictRow>, CommandError> {
         let mut rows = Vec::new();
         for verdict in verdicts {
             let evidence: Result<Vec<_>, _> =
@@ -185,7 +180,8 @@ pub fn with_progress<T: Sync, R: Send>(
     results
 }
 
-fn exit_code_of(verdicts: &[StressVerdict], stop: &AtomicBool) -> u8 {
+/// The exit code after these verdicts.
+pub fn exit_code_of(verdicts: &[StressVerdict], stop: &AtomicBool) -> u8 {
     exit_code(verdicts.iter().any(|verdict| !verdict.failures.is_empty()), stop)
 }
 

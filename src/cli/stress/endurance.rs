@@ -181,7 +181,17 @@ impl EnduranceOptions {
                 saved.push((strategy, save_failure(failure, options)?));
             }
         }
-        state.slices.push(self.slice(options, &targets, seed, begin.elapsed())?);
+        let device = targets.first().map(|target| target.device.device_name()).transpose();
+        state.slices.push(StressSlice {
+            device: device.map_err(CommandError::device)?.unwrap_or_default(),
+            version: VERSION.to_owned(),
+            seed,
+            threads: self.threads,
+            streams: self.streams,
+            sizes: self.sizes.to_string(),
+            memory_bytes: options.memory.0,
+            wall_ns: begin.elapsed().as_nanos() as u64,
+        });
         self.save_state(&state)?;
         let rows = state.rows(&saved);
         options.format.print(&Endurance { state: &state, rows: &rows })?;
@@ -208,33 +218,10 @@ impl EnduranceOptions {
         Ok(state)
     }
 
-    fn slice(
-        &self,
-        options: &StressOptions,
-        targets: &[StressTarget],
-        seed: u64,
-        wall: Duration,
-    ) -> Result<StressSlice, CommandError> {
-        let device = match targets.first() {
-            Some(target) => target.device.device_name().map_err(CommandError::device)?,
-            None => String::new(),
-        };
-        Ok(StressSlice {
-            device,
-            version: VERSION.to_owned(),
-            seed,
-            threads: self.threads,
-            streams: self.streams,
-            sizes: self.sizes.to_string(),
-            memory_bytes: options.memory.0,
-            wall_ns: wall.as_nanos() as u64,
-        })
-    }
-
     /// Writes the state whole or not at all, so that an interruption cannot lose earlier slices.
     fn save_state(&self, state: &StressState) -> Result<(), CommandError> {
         let Some(path) = &self.state else { return Ok(()) };
-        Ok(report::save(path, &format!("{}\n", serde_json::to_string_pretty(state)?))?)
+        Ok(report::save(path, format!("{}\n", serde_json::to_string_pretty(state)?))?)
     }
 }
 

@@ -94,7 +94,7 @@ pub fn page(runs: &[PageRun], wanted: &[String]) -> Result<String, ReportError> 
 /// Writes the page about the runs in `folders` to `path`, whole or not at all.
 pub fn write_page(folders: &[PathBuf], wanted: &[String], path: &Path) -> Result<(), ReportError> {
     let runs = folders.iter().map(|folder| PageRun::of_folder(folder)).collect::<Result<Vec<_>, _>>()?;
-    rows::replace(path, page(&runs, wanted)?.as_bytes())
+    rows::save(path, page(&runs, wanted)?.as_bytes())
 }
 
 /// What is drawn, collected group by group: only the details of one group are in memory.

@@ -8,7 +8,7 @@ use super::{
     page_context::{CollectedRuns, PageContext, PageRun, fastest, least, moment, most, out_of_memory},
 };
 use crate::{
-    answer::claims::ClaimVerdict,
+    answer::{claims::ClaimVerdict, threshold::ThresholdRecord},
     base::{Bytes, Nanos},
     measure::CaseRecord,
     report::scenario::CaseGroup,
@@ -148,7 +148,8 @@ fn fast(context: &PageContext<'_>) -> Option<Card> {
 fn thresholds(context: &PageContext<'_>) -> Option<Card> {
     let rows = context.runs.all(|run| &run.thresholds);
     let found = rows.iter().filter_map(|row| Some((row.threshold_bytes?, row)));
-    let (_, row) = found.min_by(|a, b| lost_share(a.1).total_cmp(&lost_share(b.1)))?;
+    let lost = |row: &ThresholdRecord| row.lost_share.unwrap_or(1.0);
+    let (_, row) = found.min_by(|a, b| lost(a.1).total_cmp(&lost(b.1)))?;
     let answer = format!(
         "<p>{} comes closest to the live bytes: {} on {} with {} live.</p>",
         code(&row.strategy),
@@ -157,10 +158,6 @@ fn thresholds(context: &PageContext<'_>) -> Option<Card> {
         Bytes(row.live_peak_bytes.unwrap_or(0)),
     );
     Some(("How little memory is enough?", answer))
-}
-
-fn lost_share(row: &crate::answer::threshold::ThresholdRecord) -> f64 {
-    row.lost_share.unwrap_or(1.0)
 }
 
 fn techniques(context: &PageContext<'_>) -> Option<Card> {

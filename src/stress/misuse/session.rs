@@ -88,7 +88,8 @@ impl MisuseSession {
 
     /// A valid free.
     pub(super) fn free(&mut self, block: Block) -> Result<Freed, ScenarioError> {
-        let stream = self.stream_of(&block);
+        let live = self.live.iter().find(|(live, _)| is_same(live, &block));
+        let stream = live.map_or(StreamId::DEFAULT, |&(_, stream)| stream);
         let freed = self.free_block(block, Caller { stream, thread: ThreadId(0) })?;
         self.forget(&block);
         Ok(freed)
@@ -215,10 +216,6 @@ impl MisuseSession {
     ) -> Result<R, StrategyError> {
         let (strategy, device) = self.parts();
         call(strategy, &mut Context { device, sink: &mut Silent })
-    }
-
-    fn stream_of(&self, block: &Block) -> StreamId {
-        self.live.iter().find(|(live, _)| is_same(live, block)).map_or(StreamId::DEFAULT, |&(_, stream)| stream)
     }
 
     /// Removes a block from the live ones.
