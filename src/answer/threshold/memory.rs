@@ -134,11 +134,11 @@ pub fn threshold(question: &ThresholdQuestion<'_>) -> Result<Threshold, Threshol
         .device(question.device.clone())
         .enforced_by(question.cap)
         .options(options);
-    let rehearsal = LimitTrials { replay, progress: question.progress };
+    let trials = LimitTrials { replay, progress: question.progress };
     let parts = LimitTrials::parts(question.repeat);
     question.progress.begin_stage(&format!("{}: the whole device", question.strategy), parts);
     let mut held = HeldPeak::default();
-    let uncapped = rehearsal.run(None, &mut held)?;
+    let uncapped = trials.run(None, &mut held)?;
     let page_bytes = question.device.open()?.props().page_bytes;
     let mut answer = Threshold {
         threshold_bytes: None,
@@ -154,7 +154,7 @@ pub fn threshold(question: &ThresholdQuestion<'_>) -> Result<Threshold, Threshol
     if answer.failure.is_some() {
         return Ok(answer);
     }
-    let trial = |pages: u64| rehearsal.probe(pages.saturating_mul(page_bytes));
+    let trial = |pages: u64| trials.probe(pages.saturating_mul(page_bytes));
     let announce = |places: &[u64], before: usize| {
         let amounts = in_words(places, |pages| Bytes(pages.saturating_mul(page_bytes)).to_string());
         question.progress.begin_stage(
@@ -178,7 +178,7 @@ pub fn threshold(question: &ThresholdQuestion<'_>) -> Result<Threshold, Threshol
     answer.probes = search.tried.into_values().collect();
     if found > 0 {
         question.progress.begin_stage(&format!("{}: what fails below", question.strategy), parts);
-        answer.failure = rehearsal.explain((found - 1).saturating_mul(page_bytes))?;
+        answer.failure = trials.explain((found - 1).saturating_mul(page_bytes))?;
     }
     Ok(answer)
 }

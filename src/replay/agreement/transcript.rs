@@ -28,15 +28,15 @@ const CHUNKS_UNDER_WAY: usize = 64;
 /// Opens the channel.
 pub(super) fn transcript() -> (TranscriptWriter, TranscriptReader) {
     let (sender, receiver) = sync_channel(CHUNKS_UNDER_WAY);
-    let draft = UnsentChunk { chunk: TranscriptChunk::default(), sender: Some(sender) };
-    let received = ReceivedChunks { receiver, exchanges: Vec::new(), tellings: VecDeque::new() };
-    (TranscriptWriter(Arc::new(Mutex::new(draft))), TranscriptReader(Arc::new(Mutex::new(received))))
+    let unsent = UnsentChunk { chunk: TranscriptChunk::default(), sender: Some(sender) };
+    let received = ReceivedChunks { receiver, exchanges: Vec::new(), items: VecDeque::new() };
+    (TranscriptWriter(Arc::new(Mutex::new(unsent))), TranscriptReader(Arc::new(Mutex::new(received))))
 }
 
 #[derive(Debug, Default)]
 struct TranscriptChunk {
     exchanges: Vec<DriverExchange>,
-    tellings: Vec<TranscriptItem>,
+    items: Vec<TranscriptItem>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -60,23 +60,23 @@ struct UnsentChunk {
 
 impl DecisionSink for TranscriptWriter {
     fn decision(&mut self, decision: Decision) {
-        self.write(|chunk| chunk.tellings.push(TranscriptItem::Decision(decision)));
+        self.write(|chunk| chunk.items.push(TranscriptItem::Decision(decision)));
     }
 
     fn event_ends(&mut self) {
-        self.write(|chunk| chunk.tellings.push(TranscriptItem::EventEnds));
+        self.write(|chunk| chunk.items.push(TranscriptItem::EventEnds));
     }
 }
 
 impl TranscriptWriter {
     fn write(&self, add: impl FnOnce(&mut TranscriptChunk)) {
-        let mut draft = lock(&self.0);
-        if draft.sender.is_none() {
+        let mut unsent = lock(&self.0);
+        if unsent.sender.is_none() {
             return;
         }
-        add(&mut draft.chunk);
-        if draft.chunk.exchanges.len() + draft.chunk.tellings.len() >= CHUNK {
-            draft.send();
+        add(&mut unsent.chunk);
+        if unsent.chunk.exchanges.len() + unsent.chunk.items.len() >= CHUNK {
+            unsent.send();
         }
     }
 }
@@ -110,7 +110,7 @@ pub(super) struct TranscriptReader(Arc<Mutex<ReceivedChunks>>);
 struct ReceivedChunks {
     receiver: Receiver<TranscriptChunk>,
     exchanges: Vec<DriverExchange>,
-    tellings: VecDeque<TranscriptItem>,
+    items: VecDeque<TranscriptItem>,
 }
 
 impl TranscriptReader {
@@ -127,7 +127,7 @@ impl TranscriptReader {
         decisions.clear();
         let mut received = lock(&self.0);
         loop {
-            match received.tellings.pop_front() {
+            match received.items.pop_front() {
                 Some(TranscriptItem::Decision(decision)) => decisions.push(decision),
                 Some(TranscriptItem::EventEnds) => return true,
                 None if received.receive() => {}
@@ -142,7 +142,7 @@ impl ReceivedChunks {
     fn receive(&mut self) -> bool {
         let Ok(chunk) = self.receiver.recv() else { return false };
         self.exchanges.extend(chunk.exchanges);
-        self.tellings.extend(chunk.tellings);
+        self.items.extend(chunk.items);
         true
     }
 }
