@@ -16,10 +16,7 @@ use std::collections::VecDeque;
 
 use super::{
     Built, Outcome, Parameter, Setup, Stats, StrategyEntry, parameters,
-    pooled::{
-        DeviceRegion, FreeDestination, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, REQUEST_LIMIT, RegionTable,
-        TakenPiece,
-    },
+    pooled::{DeviceRegion, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, REQUEST_LIMIT, RegionTable, TakenPiece},
 };
 use crate::device::{Device, DeviceError};
 use oomph_base::{EventId, StreamId};
@@ -134,28 +131,24 @@ impl PoolPolicy for CubPolicy {
     }
 
     #[inline]
-    fn destination(
+    fn returns_to_device(
         &mut self,
         table: &mut RegionTable,
         device: &mut dyn Device,
         slot: u32,
-    ) -> Result<FreeDestination, DeviceError> {
+    ) -> Result<bool, DeviceError> {
         let (size, stream) = (table[slot].size, table[slot].stream);
         if self.exact_bin(size).is_none() || self.cached + size > self.max_cached {
-            return Ok(FreeDestination::Device);
+            return Ok(true);
         }
-        let event = match self.idle_events.last() {
-            Some(&event) => event,
-            None => {
-                let event = device.event_create()?;
-                self.idle_events.push(event);
-                event
-            }
-        };
+        if self.idle_events.is_empty() {
+            self.idle_events.push(device.event_create()?);
+        }
+        let event = self.idle_events[self.idle_events.len() - 1];
         device.event_record(event, stream)?;
         self.idle_events.pop();
         table[slot].note = event.0;
-        Ok(FreeDestination::Pool)
+        Ok(false)
     }
 
     #[inline]

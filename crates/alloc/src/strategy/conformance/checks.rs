@@ -270,7 +270,6 @@ pub(super) fn fork(subject: &ConformanceSubject<'_>, found: &mut Vec<String>) ->
     Ok(())
 }
 
-const OWN_STREAM: StreamId = StreamId(0);
 const OTHER_STREAM: StreamId = StreamId(1);
 /// Longer than all driver calls of a check together.
 const LONG: Nanos = Nanos(10_000_000_000);
@@ -281,17 +280,17 @@ const LONG_ENOUGH: Nanos = Nanos(300_000_000);
 pub(super) fn used_elsewhere(subject: &ConformanceSubject<'_>, found: &mut Vec<String>) -> Result<(), CheckSkipped> {
     for bytes in [512, 100 * KIB, 5 * MIB, 30 * MIB] {
         let mut bench = busy_program(subject, LARGE_DEVICE, OTHER_STREAM)?;
-        bench.alloc(bytes, OWN_STREAM);
+        bench.alloc(bytes, STREAM);
         bench.used_on(0, OTHER_STREAM);
         bench.free(0);
         // The program checks whether any of these is handed out too early.
         for _ in 0..3 {
-            bench.step(&ProgramStep::Alloc { bytes, stream: OWN_STREAM });
+            bench.step(&ProgramStep::Alloc { bytes, stream: STREAM });
             bench.step(&ProgramStep::Alloc { bytes, stream: OTHER_STREAM });
             bench.step(&ProgramStep::Alloc { bytes, stream: StreamId(2) });
         }
         bench.step(&ProgramStep::DeviceSync);
-        bench.step(&ProgramStep::Alloc { bytes, stream: OWN_STREAM });
+        bench.step(&ProgramStep::Alloc { bytes, stream: STREAM });
         let usage = bench.watch.strategy.stats().current;
         if usage.active != usage.allocated {
             let waiting = usage.active - usage.allocated;
@@ -307,7 +306,7 @@ pub(super) fn other_stream(subject: &ConformanceSubject<'_>, found: &mut Vec<Str
         let mut bench = busy_program(subject, LARGE_DEVICE, OTHER_STREAM)?;
         bench.alloc(bytes, OTHER_STREAM);
         bench.free(0);
-        for stream in [OWN_STREAM, StreamId(2), OWN_STREAM] {
+        for stream in [STREAM, StreamId(2), STREAM] {
             bench.step(&ProgramStep::Alloc { bytes, stream });
         }
         found.extend(bench.finish());
@@ -320,7 +319,7 @@ pub(super) fn random_calls_on_busy_streams(
     found: &mut Vec<String>,
 ) -> Result<(), CheckSkipped> {
     for (seed, capacity) in [(41, LARGE_DEVICE), (42, SMALL_DEVICE), (43, SMALL_DEVICE)] {
-        let mut bench = busy_program(subject, capacity, OWN_STREAM)?;
+        let mut bench = busy_program(subject, capacity, STREAM)?;
         bench.play(&mixed_script(seed, 300, 40 * MIB, true));
         found.extend(bench.finish());
     }

@@ -53,15 +53,6 @@ pub(crate) enum PoolGrowth {
     BeyondLimit,
 }
 
-/// Where a freed piece goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FreeDestination {
-    /// To the free pieces.
-    Pool,
-    /// Back to the device with its region, of which it must be the only piece.
-    Device,
-}
-
 /// A free piece that serves a request, and how it was found; `None` if there is none.
 pub(crate) type TakenPiece = Result<Option<(u32, Outcome)>, DeviceError>;
 
@@ -99,15 +90,16 @@ pub(crate) trait PoolPolicy: Clone + Send + 'static {
         Ok(())
     }
 
-    /// Where a piece goes that is freed and waits for no stream. Nothing has changed yet.
+    /// Whether a piece that is freed and waits for no stream goes back to the device with its region,
+    /// of which it must then be the only piece. Nothing has changed yet.
     #[inline]
-    fn destination(
+    fn returns_to_device(
         &mut self,
         _table: &mut RegionTable,
         _device: &mut dyn Device,
         _slot: u32,
-    ) -> Result<FreeDestination, DeviceError> {
-        Ok(FreeDestination::Pool)
+    ) -> Result<bool, DeviceError> {
+        Ok(false)
     }
 
     /// Keeps a free piece, joined with its neighbours where the policy joins.
@@ -295,18 +287,15 @@ impl<P: PoolPolicy> PoolStrategy<P> {
     }
 
     fn complete_free(&mut self, cx: &mut Context<'_>, slot: u32) -> Result<(), StrategyError> {
-        match self.policy.destination(&mut self.table, cx.device, slot)? {
-            FreeDestination::Pool => {
-                self.table.report_completed(cx, &mut self.stats, slot);
-                self.table.vacate(slot);
-                self.policy.keep(&mut self.table, slot);
-            }
-            FreeDestination::Device => {
-                let MemoryPiece { address, requested, stream, region, .. } = self.table[slot];
-                cx.device.free(Address(self.table.region(region).address))?;
-                cx.sink.event(StrategyEvent::FreeCompleted { address: Address(address), requested, stream });
-                self.forget_region(cx, region);
-            }
+        if self.policy.returns_to_device(&mut self.table, cx.device, slot)? {
+            let MemoryPiece { address, requested, stream, region, .. } = self.table[slot];
+            cx.device.free(Address(self.table.region(region).address))?;
+            cx.sink.event(StrategyEvent::FreeCompleted { address: Address(address), requested, stream });
+            self.forget_region(cx, region);
+        } else {
+            self.table.report_completed(cx, &mut self.stats, slot);
+            self.table.vacate(slot);
+            self.policy.keep(&mut self.table, slot);
         }
         Ok(())
     }
@@ -383,14 +372,13 @@ impl<P: PoolPolicy> Strategy for PoolStrategy<P> {
             self.stats.on_free(size);
             return Ok(Freed::Later);
         }
-        match self.policy.destination(&mut self.table, cx.device, block.slot)? {
-            FreeDestination::Pool => {
-                self.stats.on_free(size);
-                self.stats.on_reusable(requested, size);
-                self.table.vacate(block.slot);
-                self.policy.keep(&mut self.table, block.slot);
-            }
-            FreeDestination::Device => self.release(cx, self.table[block.slot].region)?,
+        if self.policy.returns_to_device(&mut self.table, cx.device, block.slot)? {
+            self.release(cx, self.table[block.slot].region)?;
+        } else {
+            self.stats.on_free(size);
+            self.stats.on_reusable(requested, size);
+            self.table.vacate(block.slot);
+            self.policy.keep(&mut self.table, block.slot);
         }
         Ok(Freed::Now)
     }
