@@ -18,12 +18,8 @@ pub fn of_cases(total: usize, done: usize) -> ProgressBar {
     counting("cases", total, done)
 }
 
-/// A bar that counts the ranks of a program.
-pub fn of_ranks(total: usize) -> ProgressBar {
-    counting("ranks", total, 0)
-}
-
-fn counting(what: &str, total: usize, done: usize) -> ProgressBar {
+/// A bar that counts things with this name.
+pub fn counting(what: &str, total: usize, done: usize) -> ProgressBar {
     let template = format!("{{bar:24}} {{pos}}/{{len}} {what}  {{elapsed}} (left: {{eta}})  {{wide_msg}}");
     let bar = ProgressBar::new(total as u64).with_style(style(&template));
     bar.set_position(done as u64);
@@ -151,7 +147,7 @@ mod tests {
 
     #[test]
     fn one_of_several_changes_the_message_only() {
-        let bar = of_ranks(8);
+        let bar = counting("ranks", 8, 0);
         let one = OneOf::of("runs/rank-3.pickle", &bar);
         one.begin_stage("reading the file", 400);
         one.advance(100);

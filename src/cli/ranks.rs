@@ -34,7 +34,7 @@ pub fn ask<T: Send>(
     files: &[RankFile],
     answer: impl Fn(&str, &dyn Progress) -> Result<T, CommandError> + Sync,
 ) -> Vec<(RankFile, Result<T, String>)> {
-    let bar = progress::of_ranks(files.len());
+    let bar = progress::counting("ranks", files.len(), 0);
     let answers = parallel_map(files, suite::read_at_once(files, suite::all_cores()), |file| {
         let path = file.path.to_string_lossy();
         let answer = answer(&path, &OneOf::of(&path, &bar)).map_err(|failure| failure.to_string());

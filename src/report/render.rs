@@ -98,13 +98,6 @@ pub struct Terminal {
 impl Medium {
     /// A pipe that takes ASCII only.
     pub const PIPE: Medium = Medium::Terminal(Terminal { width: None, unicode: false });
-
-    fn width(self) -> Option<u16> {
-        match self {
-            Medium::Terminal(terminal) => terminal.width,
-            Medium::Markdown => None,
-        }
-    }
 }
 
 /// Columns from here on hold numbers, unless a table says otherwise.
@@ -169,7 +162,8 @@ impl TextTable {
     /// not, and `dispensable` columns are left out in that order where that is not enough. Returns
     /// a sentence that names the missing columns.
     pub(super) fn fit(&mut self, dispensable: &[usize]) -> Option<String> {
-        let (Some(width), widths) = (self.medium.width(), self.table.column_max_content_widths()) else { return None };
+        let Medium::Terminal(Terminal { width: Some(width), .. }) = self.medium else { return None };
+        let widths = self.table.column_max_content_widths();
         let least =
             |column: &u16| if *column < WRAPPED_FROM { *column } else { LEAST_NAME_WIDTH.min(*column) } + CELL_GAP;
         let whole: u16 = widths.iter().map(|column| column + CELL_GAP).sum();

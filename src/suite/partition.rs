@@ -15,7 +15,7 @@ use crate::measure::fnv1a;
 /// ```
 /// use oomph::suite::Partition;
 /// let second: Partition = "slice:2/3".parse()?;
-/// let taken: Vec<usize> = (0..8).filter(|&place| second.takes(place, "any id")).collect();
+/// let taken: Vec<usize> = (0..8).filter(|&place| second.shard_of(place, "any id") == second.shard).collect();
 /// assert_eq!(taken, [1, 4, 7]);
 /// assert_eq!(second.to_string(), "slice:2/3");
 /// # Ok::<(), oomph::suite::PartitionError>(())
@@ -130,12 +130,6 @@ impl Partition {
         let different = case_ids.into_iter().filter(|&id| seen.insert(id));
         different.enumerate().map(|(place, id)| (id, self.shard_of(place, id))).collect()
     }
-
-    /// Whether this shard runs the case.
-    #[must_use]
-    pub fn takes(&self, place: usize, case_id: &str) -> bool {
-        self.shard_of(place, case_id) == self.shard
-    }
 }
 
 impl FromStr for Partition {
@@ -193,8 +187,8 @@ mod tests {
             rule in prop_oneof![Just("slice"), Just("hash")],
         ) {
             for (place, id) in ids.iter().enumerate() {
-                let takers = (1..=shards)
-                    .filter(|shard| format!("{rule}:{shard}/{shards}").parse::<Partition>().unwrap().takes(place, id));
+                let parse = |shard: u32| format!("{rule}:{shard}/{shards}").parse::<Partition>().unwrap();
+                let takers = (1..=shards).filter(|&shard| parse(shard).shard_of(place, id) == shard);
                 prop_assert_eq!(takers.count(), 1);
             }
         }
@@ -203,7 +197,7 @@ mod tests {
         fn slices_differ_by_one_case_at_most(cases in 0_usize..500, shards in 1_u32..20) {
             let sizes: Vec<usize> = (1..=shards)
                 .map(|shard| format!("slice:{shard}/{shards}").parse::<Partition>().unwrap())
-                .map(|partition| (0..cases).filter(|&place| partition.takes(place, "")).count())
+                .map(|partition| (0..cases).filter(|&place| partition.shard_of(place, "") == partition.shard).count())
                 .collect();
             prop_assert!(sizes.iter().max().unwrap() - sizes.iter().min().unwrap() <= 1, "{sizes:?}");
         }
