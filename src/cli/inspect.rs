@@ -235,7 +235,7 @@ fn packed(source: &dyn Source, progress: &dyn Progress) -> Result<PackedLayout, 
         proven_bytes: packing.proven_bytes,
         is_optimal: packing.is_optimal(),
         method: packing.method.to_string(),
-        blocks: lifetimes.blocks().len(),
+        blocks: lifetimes.blocks.len(),
         wall_ns,
     })
 }

@@ -52,7 +52,7 @@ impl EnduranceTest {
         let begin = Instant::now();
         let random = SeededRandom::new(self.seed, "soak faults").into_rng();
         let device = FaultyDevice::with(FaultPlan::none().fail_one_in(fault_one_in, random), device);
-        let injected = device.interceptor().injected();
+        let injected = std::sync::Arc::clone(&device.interceptor.injected);
         let device: Box<dyn Device> = Box::new(device);
         let mut player =
             PatternPlayer::new(CheckedStrategy::new(strategy), device, if fault_one_in == 0 { 1 } else { TRIES });

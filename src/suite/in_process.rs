@@ -155,13 +155,18 @@ mod tests {
         base::{GIB, NoProgress},
         device::{
             CallKind, Device,
-            wrap::{CallFailure, FaultPlan, FaultyDevice},
+            wrap::{CallFailure, FaultPlan, FaultSpec, FaultyDevice},
         },
         suite::test_case,
         trace::torch::Snapshot,
     };
 
     /// Runs a case on a simulated device whose driver calls fail as planned, below a limit.
+    /// A plan under which a call fails, and all later ones.
+    fn fail_from(kind: Option<CallKind>, first: u64, failure: CallFailure) -> FaultPlan {
+        FaultPlan::none().with(FaultSpec::Calls { kind, first, count: std::num::NonZeroU64::MAX, failure })
+    }
+
     fn run_with(plan: FaultPlan, strategy: &str, limit: u64) -> CaseRecord {
         let case = test_case("random", strategy);
         let device: Box<dyn Device> = Box::new(FaultyDevice::with(plan, case.device.open().unwrap()));
@@ -176,7 +181,7 @@ mod tests {
             ("caching", CallKind::MemAlloc),
             ("caching:expandable_segments:True", CallKind::MemCreate),
         ] {
-            let plan = FaultPlan::none().fail_from(Some(kind), 40, CallFailure::OutOfMemory);
+            let plan = fail_from(Some(kind), 40, CallFailure::OutOfMemory);
             let record = run_with(plan, strategy, 60 * GIB);
             assert_eq!(record.status, Status::Oom, "{strategy}: {}", record.reason);
             for words in ["the device refused ", " held and ", " free: it has less than the limit of 60.0 GiB"] {
@@ -197,7 +202,7 @@ mod tests {
     fn first_error_of_a_lost_context_is_reported() {
         for strategy in ["direct", "caching", "caching:expandable_segments:True", "async"] {
             let lost = CallFailure::Driver("CUDA_ERROR_ILLEGAL_ADDRESS");
-            let record = run_with(FaultPlan::none().fail_from(None, 50, lost), strategy, 60 * GIB);
+            let record = run_with(fail_from(None, 50, lost), strategy, 60 * GIB);
             assert_eq!(record.status, Status::Error, "{strategy}");
             assert!(record.reason.starts_with("event "), "{strategy}: {}", record.reason);
             let words = ": CUDA_ERROR_ILLEGAL_ADDRESS: the context is lost";
@@ -209,7 +214,7 @@ mod tests {
     #[test]
     fn close_error_is_reported_too() {
         let passing = CallFailure::Driver("CUDA_ERROR_NOT_PERMITTED");
-        let record = run_with(FaultPlan::none().fail_from(None, 50, passing), "direct", 60 * GIB);
+        let record = run_with(fail_from(None, 50, passing), "direct", 60 * GIB);
         assert!(record.reason.contains("; closing the strategy failed: "), "{}", record.reason);
     }
 

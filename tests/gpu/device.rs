@@ -426,7 +426,7 @@ fn logged_answers_repeat_decisions() {
             }
             let mut logged = InterceptedDevice::new(&mut *gpu, CallLog::default());
             let on_gpu = decisions(&mut *fresh(), &mut logged, &steps);
-            let (_, CallLog(mut log)) = logged.into_parts();
+            let CallLog(mut log) = logged.interceptor;
             let mut scripted = ScriptedDevice::following(props.clone(), move || std::mem::take(&mut log));
             let on_script = decisions(&mut *fresh(), &mut scripted, &steps);
             for (number, (real, replayed)) in on_gpu.iter().zip(&on_script).enumerate() {

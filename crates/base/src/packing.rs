@@ -236,7 +236,8 @@ pub enum PlacementOutcome {
 pub struct BlockPlacer<'a> {
     blocks: &'a [BlockLifetime],
     period: Option<u32>,
-    offsets: Vec<u64>,
+    /// Where the blocks are.
+    pub offsets: Vec<u64>,
     /// When a placed block ends; 0 where it is not placed.
     ends: Vec<u32>,
     /// The latest end of every [`FAN`] blocks, and of every [`FAN`] of these.
@@ -280,12 +281,6 @@ impl<'a> BlockPlacer<'a> {
         self.ends.fill(0);
         self.group_ends.fill(0);
         self.supergroup_ends.fill(0);
-    }
-
-    /// Where the blocks are.
-    #[must_use]
-    pub fn offsets(&self) -> &[u64] {
-        &self.offsets
     }
 
     /// The highest end of all placed blocks.

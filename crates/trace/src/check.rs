@@ -40,7 +40,7 @@ pub fn for_each_checked_event<E: From<TraceError>>(
     source: &dyn Source,
     mut visit: impl FnMut(&Event, Option<TracedBlock>, &Tables) -> Result<(), E>,
 ) -> Result<(), E> {
-    let mut checker = TraceChecker::new();
+    let mut checker = TraceChecker::default();
     for_each_event(source, |event, tables| {
         let block = checker.check(event, tables)?;
         visit(event, block, tables)
@@ -99,12 +99,6 @@ pub struct TraceChecker {
 }
 
 impl TraceChecker {
-    /// A checker before the first event.
-    #[must_use]
-    pub fn new() -> TraceChecker {
-        TraceChecker::default()
-    }
-
     /// Checks the next event. Returns the block that it requests, frees or uses.
     pub fn check(&mut self, event: &Event, tables: &Tables) -> Result<Option<TracedBlock>, TraceError> {
         let block =

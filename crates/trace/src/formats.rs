@@ -69,13 +69,13 @@ pub fn write_to(source: &dyn Source, to: &mut dyn Write) -> Result<u64, WriteErr
         for event in events {
             writer.event(event, tables)?;
         }
-        to.write_all(writer.lines())?;
-        writer.clear();
+        to.write_all(&writer.lines)?;
+        writer.lines.clear();
     }
     // Table entries that no event refers to are part of the trace too.
     writer.define(reader.tables()).map_err(too_long)?;
     let events = writer.finish();
-    to.write_all(writer.lines())?;
+    to.write_all(&writer.lines)?;
     to.flush()?;
     Ok(events)
 }

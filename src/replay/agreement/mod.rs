@@ -367,7 +367,7 @@ mod tests {
             let honest = InterceptedDevice::new(device, writer.clone());
             let mut device = InterceptedDevice::new(Box::new(honest), Liar { answers: 0, lie_at });
             perform(&source, &mut *first, &mut device, &options, &mut DecisionObserver(writer)).unwrap();
-            assert!(device.interceptor().answers >= lie_at, "fewer answers than the lie needs");
+            assert!(device.interceptor.answers >= lie_at, "fewer answers than the lie needs");
             drop(device);
             let (comparison, _) = compare(&source, &mut *second, props, reader, &options);
             assert!(comparison.difference.is_some(), "lie {lie_at}");

@@ -56,12 +56,12 @@ impl FaultRun {
         let strategy = FaultedStrategy { inner: strategy, monitor: monitor.clone() };
         let streams = program.tables.streams().get(1..).unwrap_or_default();
         let mut player = CheckedPlayer::new(ObservedStrategy::new(Box::new(strategy), device, streams), true);
-        player.held_by_others = monitor.state().injector.taken_bytes();
+        player.held_by_others = Arc::clone(&monitor.state().injector.taken_bytes);
         let mut test = FaultTest { player, monitor, program };
         test.play_with_fault(fault);
         let (calls, strategy_calls) = {
             let state = test.monitor.state();
-            (state.injector.calls().clone(), state.injector.strategy_calls())
+            (state.injector.calls.clone(), state.injector.strategy_calls)
         };
         test.recover();
         let stats = test.play_again(expected);
@@ -96,7 +96,7 @@ impl FaultTest<'_> {
         }
         let (injected, spins) = {
             let state = self.monitor.state();
-            (state.injector.injected().load(Ordering::Relaxed), state.injector.spins())
+            (state.injector.injected.load(Ordering::Relaxed), state.injector.spins)
         };
         self.player.judge_errors(injected);
         if spins {

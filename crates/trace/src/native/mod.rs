@@ -70,9 +70,9 @@ struct NativeFile {
 impl NativeFile {
     /// Reads only the first line.
     fn new(path: &Path) -> Result<NativeFile, TraceError> {
-        let name = match NativeReader::open(path)?.name() {
-            "" => plain_name(path),
-            name => name.to_owned(),
+        let name = match NativeReader::open(path)?.name {
+            name if name.is_empty() => plain_name(path),
+            name => name,
         };
         Ok(NativeFile { path: path.to_owned(), name })
     }

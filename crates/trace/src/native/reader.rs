@@ -29,7 +29,7 @@ pub(crate) struct NativeReader {
     lines: LineReader<'static>,
     parser: LineParser,
     chunk: Vec<Event>,
-    name: String,
+    pub(crate) name: String,
     /// Bytes read from disk, and the length of the file.
     bytes_read: Arc<AtomicU64>,
     file_bytes: u64,
@@ -65,11 +65,6 @@ impl NativeReader {
             ))),
             Err(reason) => Err(lines.syntax_error(reason)),
         }
-    }
-
-    /// The name in the first line, which may be empty.
-    pub(crate) fn name(&self) -> &str {
-        &self.name
     }
 }
 

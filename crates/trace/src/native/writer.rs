@@ -9,7 +9,8 @@ use oomph_base::{StreamId, ThreadId};
 pub(crate) struct NativeWriter {
     /// Rejects invalid events, and has the number of every live block: its id in the file.
     checker: TraceChecker,
-    lines: Vec<u8>,
+    /// What was written and not yet taken.
+    pub(crate) lines: Vec<u8>,
     thread: ThreadId,
     events: u64,
     /// How many streams, threads, tags, sites, labels and shapes were written.
@@ -20,7 +21,7 @@ impl NativeWriter {
     /// Begins a file.
     pub(crate) fn new(name: &str) -> Result<NativeWriter, TooLong> {
         let mut writer = NativeWriter {
-            checker: TraceChecker::new(),
+            checker: TraceChecker::default(),
             lines: Vec::new(),
             thread: ThreadId(0),
             events: 0,
@@ -34,16 +35,6 @@ impl NativeWriter {
         }
         writer.end_line();
         Ok(writer)
-    }
-
-    /// What was written since the last call of [`clear`](NativeWriter::clear).
-    pub(crate) fn lines(&self) -> &[u8] {
-        &self.lines
-    }
-
-    /// Forgets the lines so far.
-    pub(crate) fn clear(&mut self) {
-        self.lines.clear();
     }
 
     /// Writes the new table entries. Must be called before the events that refer to them.

@@ -225,16 +225,16 @@ mod tests {
     fn a_cut_rectangle_is_packed_again() {
         for seed in 0..8 {
             let puzzle = cut_rectangle(seed, 40, 100_000);
-            assert!(matches!(found(puzzle.blocks(), 100_000), SearchOutcome::Found(_)), "seed {seed}");
-            assert_eq!(found(puzzle.blocks(), 99_999), SearchOutcome::Nothing, "seed {seed}");
+            assert!(matches!(found(&puzzle.blocks, 100_000), SearchOutcome::Found(_)), "seed {seed}");
+            assert_eq!(found(&puzzle.blocks, 99_999), SearchOutcome::Nothing, "seed {seed}");
         }
     }
 
     #[test]
     fn a_budget_ends_the_search() {
         let puzzle = cut_rectangle(1, 40, 100_000);
-        let order = PlacementOrder::Area.of(puzzle.blocks());
-        assert_eq!(search(puzzle.blocks(), &order, 100_000, &mut PackingBudget::of_steps(100)), SearchOutcome::Spent);
+        let order = PlacementOrder::Area.of(&puzzle.blocks);
+        assert_eq!(search(&puzzle.blocks, &order, 100_000, &mut PackingBudget::of_steps(100)), SearchOutcome::Spent);
     }
 
     /// The height of the lowest layout, by trying first fit in every order: some order always gives it.

@@ -96,8 +96,10 @@ impl MemoryBound {
 /// order of events is not enough.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lifetimes {
-    blocks: Vec<BlockLifetime>,
-    sections: u32,
+    /// The blocks, in order of allocation.
+    pub blocks: Vec<BlockLifetime>,
+    /// The number of sections.
+    pub sections: u32,
 }
 
 impl Lifetimes {
@@ -113,18 +115,6 @@ impl Lifetimes {
             _ => Ok(()),
         })?;
         Ok(counter.finish())
-    }
-
-    /// The blocks, in order of allocation.
-    #[must_use]
-    pub fn blocks(&self) -> &[BlockLifetime] {
-        &self.blocks
-    }
-
-    /// The number of sections.
-    #[must_use]
-    pub const fn sections(&self) -> u32 {
-        self.sections
     }
 
     /// The peak of live bytes: no layout is lower.
@@ -255,9 +245,9 @@ mod lifetimes_tests {
         builder.free(second);
         builder.alloc(3, StreamId::DEFAULT, TagId(0));
         let lifetimes = Lifetimes::read(&builder.finish("sections"), 512).unwrap();
-        let told: Vec<_> = lifetimes.blocks().iter().map(|block| (block.begin, block.end, block.bytes)).collect();
+        let told: Vec<_> = lifetimes.blocks.iter().map(|block| (block.begin, block.end, block.bytes)).collect();
         assert_eq!(told, [(0, 1, 512), (0, 2, 1024), (1, 2, 512), (2, 3, 512)]);
-        assert_eq!((lifetimes.sections(), lifetimes.bound_bytes()), (3, 1536));
+        assert_eq!((lifetimes.sections, lifetimes.bound_bytes()), (3, 1536));
     }
 
     #[test]

@@ -85,7 +85,7 @@ pub struct PackingOverlap {
 impl Packing {
     /// Checks that no two live blocks overlap.
     pub fn check(&self, lifetimes: &Lifetimes) -> Result<(), PackingOverlap> {
-        let blocks = lifetimes.blocks();
+        let blocks = &lifetimes.blocks;
         let mut ends: Vec<u32> = (0..blocks.len() as u32).collect();
         ends.sort_by_key(|&block| blocks[block as usize].end);
         let mut ends = ends.into_iter().peekable();
@@ -115,7 +115,7 @@ impl Packing {
 /// give the same layout on every machine.
 #[must_use]
 pub fn pack(lifetimes: &Lifetimes, mut budget: PackingBudget) -> Packing {
-    let blocks = lifetimes.blocks();
+    let blocks = &lifetimes.blocks;
     let bound_bytes = lifetimes.bound_bytes();
     let (at_bottom, mut groups) = split_groups(blocks);
     let mut packing = Packing {
@@ -240,7 +240,7 @@ impl GroupPacking {
                     && placer.place_all(&list, fit, lowest - 1, &mut self.budget) == PlacementOutcome::Done
                 {
                     lowest = placer.height();
-                    layouts.push((placer.offsets().to_vec(), method));
+                    layouts.push((placer.offsets.clone(), method));
                 }
             }
         }
@@ -407,7 +407,7 @@ fn improve(
         match placer.place_all(&order[placed..], GapChoice::Lowest, ceiling, budget) {
             PlacementOutcome::Done => {
                 lowest = placer.height();
-                best = Some((placer.offsets().to_vec(), lowest));
+                best = Some((placer.offsets.clone(), lowest));
                 placer.clear();
                 placed = 0;
             }
@@ -565,7 +565,7 @@ mod pack_tests {
             if let Ok(lifetimes) = Lifetimes::read(&trace, 512) {
                 let packing = pack(&lifetimes, PackingBudget::of_steps(steps));
                 prop_assert_eq!(packing.check(&lifetimes), Ok(()));
-                let tops = lifetimes.blocks().iter().zip(&packing.offsets).map(|(life, offset)| life.bytes + offset);
+                let tops = lifetimes.blocks.iter().zip(&packing.offsets).map(|(life, offset)| life.bytes + offset);
                 prop_assert_eq!(packing.height_bytes, tops.max().unwrap_or(0));
                 prop_assert!(packing.bound_bytes <= packing.proven_bytes && packing.proven_bytes <= packing.height_bytes);
                 let better = pack(&lifetimes, PackingBudget::of_steps(steps * 4));

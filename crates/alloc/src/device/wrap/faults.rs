@@ -216,13 +216,6 @@ impl FaultPlan {
         self.with(FaultSpec::Calls { kind, first: n, count: NonZeroU64::MIN, failure })
     }
 
-    /// The `n`-th call of a kind, or of any kind, fails, and all later ones: a lost context, or
-    /// memory that another process keeps.
-    #[must_use]
-    pub fn fail_from(self, kind: Option<CallKind>, n: u64, failure: CallFailure) -> FaultPlan {
-        self.with(FaultSpec::Calls { kind, first: n, count: NonZeroU64::MAX, failure })
-    }
-
     /// Every `n`-th call of a kind, or of any kind, fails. With 0, none does.
     #[must_use]
     pub fn fail_every(mut self, kind: Option<CallKind>, n: u64, failure: CallFailure) -> FaultPlan {
@@ -276,14 +269,19 @@ impl FaultRule {
 #[derive(Debug, Default)]
 pub struct FaultInjector {
     plan: FaultPlan,
-    calls: CallLedger,
-    injected: Arc<AtomicU64>,
-    strategy_calls: u64,
+    /// All driver calls so far by kind; those that were made to fail are its failures.
+    pub calls: CallLedger,
+    /// The number of calls that were made to fail, kept up to date for others to read.
+    pub injected: Arc<AtomicU64>,
+    /// The number of strategy calls so far.
+    pub strategy_calls: u64,
     /// Event queries within the current strategy call.
     queries: u64,
-    spins: bool,
+    /// Whether a strategy queried events thousands of times within one of its calls.
+    pub spins: bool,
     taken: Vec<Address>,
-    taken_bytes: Arc<AtomicU64>,
+    /// How much memory another process has taken, kept up to date for others to read.
+    pub taken_bytes: Arc<AtomicU64>,
 }
 
 impl FaultInjector {
@@ -313,36 +311,6 @@ impl FaultInjector {
                 }
             }
         }
-    }
-
-    /// The number of strategy calls so far.
-    #[must_use]
-    pub fn strategy_calls(&self) -> u64 {
-        self.strategy_calls
-    }
-
-    /// All driver calls so far by kind; those that were made to fail are its failures.
-    #[must_use]
-    pub fn calls(&self) -> &CallLedger {
-        &self.calls
-    }
-
-    /// The number of calls that were made to fail, kept up to date for others to read.
-    #[must_use]
-    pub fn injected(&self) -> Arc<AtomicU64> {
-        Arc::clone(&self.injected)
-    }
-
-    /// How much memory another process has taken, kept up to date for others to read.
-    #[must_use]
-    pub fn taken_bytes(&self) -> Arc<AtomicU64> {
-        Arc::clone(&self.taken_bytes)
-    }
-
-    /// Whether a strategy queried events thousands of times within one of its calls.
-    #[must_use]
-    pub fn spins(&self) -> bool {
-        self.spins
     }
 
     /// Takes all free memory, in as few allocations as the device allows.
@@ -468,9 +436,9 @@ mod tests {
         assert_eq!(device.alloc(512).unwrap_err().to_string(), "cuMemAlloc: CUDA_ERROR_UNKNOWN");
         assert_eq!((device.held_bytes(), device.calls().failures), (0, 1));
         device.alloc(512).unwrap();
-        let injector = device.interceptor();
-        let seen = injector.calls().of(CallKind::MemAlloc);
-        assert_eq!((seen.count, seen.failures, injector.injected().load(Ordering::Relaxed)), (2, 1, 1));
+        let injector = &device.interceptor;
+        let seen = injector.calls.of(CallKind::MemAlloc);
+        assert_eq!((seen.count, seen.failures, injector.injected.load(Ordering::Relaxed)), (2, 1, 1));
     }
 
     #[test]

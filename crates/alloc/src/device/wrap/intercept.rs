@@ -48,8 +48,10 @@ impl<I: Interceptor> Interceptor for &mut I {
 /// SimDevice`. Refused calls count in the ledger as failures that took no time.
 #[derive(Debug)]
 pub struct InterceptedDevice<P, I> {
-    device: P,
-    interceptor: I,
+    /// The device below.
+    pub device: P,
+    /// What stands between it and the caller.
+    pub interceptor: I,
     refused: CallLedger,
 }
 
@@ -57,16 +59,6 @@ impl<P, I> InterceptedDevice<P, I> {
     /// Puts `interceptor` in front of `device`.
     pub fn new(device: P, interceptor: I) -> Self {
         InterceptedDevice { device, interceptor, refused: CallLedger::default() }
-    }
-
-    /// The interceptor.
-    pub fn interceptor(&self) -> &I {
-        &self.interceptor
-    }
-
-    /// The device and the interceptor.
-    pub fn into_parts(self) -> (P, I) {
-        (self.device, self.interceptor)
     }
 }
 
@@ -261,7 +253,7 @@ mod tests {
             DriverExchange { call: DriverCall::Alloc { bytes: 512 }, answer: Ok(DriverReply::Address(address)) },
             DriverExchange { call: DriverCall::Free { address: Address(1) }, answer: Err(refused) },
         ];
-        assert_eq!(device.interceptor().0, expected);
+        assert_eq!(device.interceptor.0, expected);
         assert_eq!(sim.calls().count, 2, "the device below is still there");
     }
 }

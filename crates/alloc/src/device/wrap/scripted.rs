@@ -150,13 +150,14 @@ impl ScriptedDevice {
     /// a run of any length can be followed. An empty part is the end.
     ///
     /// ```
-    /// use oomph_alloc::device::{Device, sim::{SimConfig, SimDevice}, wrap::{InterceptedDevice, ScriptedDevice}};
-    /// let mut recorded = InterceptedDevice::new(Box::new(SimDevice::new(SimConfig::default())?), Vec::new());
-    /// let addresses = [recorded.alloc(512)?, recorded.alloc(4096)?];
-    /// let props = recorded.props().clone();
-    /// let mut parts = recorded.into_parts().1.into_iter();
+    /// use oomph_alloc::device::{Device, sim::{SimConfig, SimDevice}};
+    /// use oomph_alloc::device::wrap::{DriverCall, DriverExchange, DriverReply, ScriptedDevice};
+    /// use oomph_base::Address;
+    /// let props = SimDevice::new(SimConfig::default())?.props().clone();
+    /// let answer = Ok(DriverReply::Address(Address(4096)));
+    /// let mut parts = [DriverExchange { call: DriverCall::Alloc { bytes: 512 }, answer }].into_iter();
     /// let mut device = ScriptedDevice::following(props, move || parts.next().into_iter().collect());
-    /// assert_eq!([device.alloc(512)?, device.alloc(4096)?], addresses);
+    /// assert_eq!(device.alloc(512)?, Address(4096));
     /// assert!(device.alloc(512).is_err(), "the script has ended");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -564,7 +565,7 @@ mod tests {
             let first = exercise(&mut recorded, &steps);
             let tally = recorded.calls();
             let props = recorded.props().clone();
-            let (_, CallLog(mut log)) = recorded.into_parts();
+            let CallLog(mut log) = recorded.interceptor;
             prop_assert_eq!(log.len() as u64, tally.count);
             let mut scripted = ScriptedDevice::following(props, move || std::mem::take(&mut log));
             prop_assert_eq!(exercise(&mut scripted, &steps), first);

@@ -196,7 +196,7 @@ fn pack(blocks: &[BlockLifetime], period: u32) -> (Vec<u64>, u64) {
         placer.clear();
         let outcome = placer.place_all(&order.of(blocks), GapChoice::Lowest, ceiling, &mut budget);
         if outcome == PlacementOutcome::Done {
-            best = Some((placer.offsets().to_vec(), placer.height()));
+            best = Some((placer.offsets.clone(), placer.height()));
         }
     }
     best.unwrap_or_default()

@@ -359,7 +359,7 @@ pub(super) struct StreamTable {
     streams: Vec<sys::CUstream>,
     events: Vec<Option<sys::CUevent>>,
     destroyed: Vec<EventId>,
-    owner: StreamOwner,
+    pub(super) owner: StreamOwner,
 }
 
 /// Who makes and destroys the streams.
@@ -379,11 +379,6 @@ pub(super) const WITHOUT_TIMES: u32 = sys::CUevent_flags::CU_EVENT_DISABLE_TIMIN
 impl StreamTable {
     pub(super) fn new(owner: StreamOwner) -> StreamTable {
         StreamTable { streams: vec![ptr::null_mut()], events: Vec::new(), destroyed: Vec::new(), owner }
-    }
-
-    /// Who makes the streams.
-    pub(super) fn owner(&self) -> StreamOwner {
-        self.owner
     }
 
     /// The handle of a stream.

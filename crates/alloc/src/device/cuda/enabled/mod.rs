@@ -301,7 +301,7 @@ impl Device for CudaDevice {
         if !self.streams.has_room() {
             return self.refuse_because(call, "there are 65,536 streams already");
         }
-        if self.streams.owner() == StreamOwner::Program {
+        if self.streams.owner == StreamOwner::Program {
             return Ok(self.streams.add_stream(ptr::with_exposed_provenance_mut(known_as as usize)));
         }
         let mut handle = ptr::null_mut();
