@@ -415,7 +415,9 @@ mod tests {
     fn every_nth_call_fails_and_rules_add_up() {
         assert_eq!(failing(FaultPlan::none().fail_every(None, 3, CallFailure::OutOfMemory)), [3, 6]);
         assert_eq!(failing(FaultPlan::none().fail_every(None, 0, CallFailure::OutOfMemory)), [0; 0]);
-        assert_eq!(failing(FaultPlan::none().fail_from(None, 4, CallFailure::OutOfMemory)), [4, 5, 6]);
+        let (count, failure) = (NonZeroU64::MAX, CallFailure::OutOfMemory);
+        let from_four = FaultSpec::Calls { kind: None, first: 4, count, failure };
+        assert_eq!(failing(FaultPlan::none().with(from_four)), [4, 5, 6]);
         let both = FaultPlan::none().fail_every(Some(CallKind::MemGetInfo), 2, CallFailure::OutOfMemory);
         assert_eq!(failing(both.fail_nth(None, 1, CallFailure::OutOfMemory)), [1, 4]);
     }
