@@ -214,36 +214,37 @@ impl Techniques {
     }
 }
 
+/// Words of which only one can be given.
+const EXCLUSIVE: [&[&str]; 3] =
+    [&["amp", "fp16", "bf16_model"], &["sgd", "adam8bit"], &["ddp", "zero1", "zero2", "zero3"]];
+
 /// The techniques read so far, and the words that set them.
 #[derive(Default)]
 struct TechniqueParser {
     techniques: Techniques,
-    /// The words of the settings that only one word can set.
-    formats: Option<String>,
-    optimizer: Option<String>,
-    data_parallel: Option<String>,
-    tf32: bool,
-    master_weights: bool,
     seen: Vec<String>,
 }
 
 impl TechniqueParser {
+    fn has(&self, word: &str) -> bool {
+        self.seen.iter().any(|seen| seen == word)
+    }
+
     fn word(&mut self, word: &str) -> Result<(), String> {
         let (name, argument) = word.split_once(':').map_or((word, None), |(name, argument)| (name, Some(argument)));
         let stem = ["accum", "ckpt"].into_iter().find(|stem| name.starts_with(stem)).unwrap_or(name);
-        if self.seen.iter().any(|seen| seen == stem) {
+        if self.has(stem) {
             return Err(format!("technique '{stem}' is given twice"));
+        }
+        let group = EXCLUSIVE.into_iter().find(|group| group.contains(&name)).unwrap_or_default();
+        if let Some(earlier) = group.iter().find(|earlier| self.has(earlier)) {
+            return Err(format!("'{earlier}' and '{name}' contradict: only one of them can be set"));
         }
         self.seen.push(stem.to_owned());
         let techniques = &mut self.techniques;
         match name {
-            "amp" | "fp16" | "bf16_model" => set_once(&mut self.formats, name)?,
-            "master_weights" => self.master_weights = true,
-            "tf32" => self.tf32 = true,
-            "sgd" | "adam8bit" => {
-                set_once(&mut self.optimizer, name)?;
-                techniques.optimizer = if name == "sgd" { Optimizer::Sgd } else { Optimizer::Adam8Bit };
-            }
+            "sgd" => techniques.optimizer = Optimizer::Sgd,
+            "adam8bit" => techniques.optimizer = Optimizer::Adam8Bit,
             "offload" => techniques.offload_activations = true,
             "offload_optimizer" => techniques.offload_optimizer = true,
             "offload_params" => (techniques.offload_weights, techniques.offload_optimizer) = (true, true),
@@ -255,11 +256,9 @@ impl TechniqueParser {
             "chunked_loss" => techniques.loss_chunks = Some(count(word, argument, 2, Some(8))?),
             "lora" => techniques.lora_rank = Some(count(word, argument, 1, Some(8))?),
             "ddp" => {
-                set_once(&mut self.data_parallel, name)?;
                 techniques.data_parallel = DataParallel::Replicated { ranks: count(word, argument, 2, Some(8))? };
             }
             "zero1" | "zero2" | "zero3" => {
-                set_once(&mut self.data_parallel, name)?;
                 let stage = name.strip_prefix("zero").and_then(|stage| stage.parse().ok()).unwrap_or(1);
                 techniques.data_parallel = DataParallel::Sharded { stage, ranks: count(word, argument, 2, None)? };
             }
@@ -296,20 +295,15 @@ impl TechniqueParser {
         if techniques.pipeline_stages > 1 && techniques.loss_chunks.is_some() {
             return clash("pipeline", "chunked_loss", "the first stage, which is shown, has no loss");
         }
-        match (self.formats.as_deref(), self.master_weights) {
-            (Some("bf16_model"), master_weights) => Ok(Precision::HalfModel { master_weights }),
-            (_, true) => Err("'master_weights' belong to 'bf16_model': other weights are single precision".to_owned()),
-            (Some("amp"), false) => Ok(Precision::Autocast(HalfFormat::Brain)),
-            (Some(_), false) => Ok(Precision::Autocast(HalfFormat::Ieee)),
-            (None, false) => Ok(Precision::Single { tf32: self.tf32 }),
+        if self.has("master_weights") && !self.has("bf16_model") {
+            return Err("'master_weights' belong to 'bf16_model': other weights are single precision".to_owned());
         }
-    }
-}
-
-fn set_once(place: &mut Option<String>, name: &str) -> Result<(), String> {
-    match place.replace(name.to_owned()) {
-        Some(earlier) => Err(format!("'{earlier}' and '{name}' contradict: only one of them can be set")),
-        None => Ok(()),
+        Ok(match self.seen.iter().find(|word| EXCLUSIVE[0].contains(&word.as_str())).map(String::as_str) {
+            Some("bf16_model") => Precision::HalfModel { master_weights: self.has("master_weights") },
+            Some("amp") => Precision::Autocast(HalfFormat::Brain),
+            Some(_) => Precision::Autocast(HalfFormat::Ieee),
+            None => Precision::Single { tf32: self.has("tf32") },
+        })
     }
 }
 
