@@ -279,6 +279,17 @@ impl Default for Tables {
     }
 }
 
+/// The entries of tables, by their numbers.
+macro_rules! getters {
+    ($($(#[$doc:meta])* $table:ident: $entry:ty;)*) => {$(
+        $(#[$doc])*
+        #[must_use]
+        pub fn $table(&self) -> &[$entry] {
+            self.$table.items()
+        }
+    )*};
+}
+
 impl Tables {
     /// The number of a tag.
     pub fn intern_tag(&mut self, tag: Tag) -> TagId {
@@ -310,40 +321,19 @@ impl Tables {
         u16::try_from(self.threads.intern(&handle)).map(ThreadId).map_err(|_| TableFull("threads"))
     }
 
-    /// Tags by number.
-    #[must_use]
-    pub fn tags(&self) -> &[Tag] {
-        self.tags.items()
-    }
-
-    /// Call sites by number.
-    #[must_use]
-    pub fn sites(&self) -> &[String] {
-        self.sites.items()
-    }
-
-    /// Labels by number.
-    #[must_use]
-    pub fn labels(&self) -> &[String] {
-        self.labels.items()
-    }
-
-    /// Shapes of work by number.
-    #[must_use]
-    pub fn shapes(&self) -> &[Work] {
-        self.shapes.items()
-    }
-
-    /// Stream handles of the traced program, by number.
-    #[must_use]
-    pub fn streams(&self) -> &[u64] {
-        self.streams.items()
-    }
-
-    /// Thread handles of the traced program, by number.
-    #[must_use]
-    pub fn threads(&self) -> &[u64] {
-        self.threads.items()
+    getters! {
+        /// Tags by number.
+        tags: Tag;
+        /// Call sites by number.
+        sites: String;
+        /// Labels by number.
+        labels: String;
+        /// Shapes of work by number.
+        shapes: Work;
+        /// Stream handles of the traced program, by number.
+        streams: u64;
+        /// Thread handles of the traced program, by number.
+        threads: u64;
     }
 }
 

@@ -10,17 +10,6 @@ use super::{
 use crate::interner::Interner;
 use oomph_base::{Address, StreamId};
 
-const ACTION: u32 = SnapshotWord::Action as u32;
-const ADDR: u32 = SnapshotWord::Addr as u32;
-const DEVICE_FREE: u32 = SnapshotWord::DeviceFree as u32;
-const SIZE: u32 = SnapshotWord::Size as u32;
-const STREAM: u32 = SnapshotWord::Stream as u32;
-const TIME_US: u32 = SnapshotWord::TimeUs as u32;
-const FRAMES: u32 = SnapshotWord::Frames as u32;
-const COMPILE_CONTEXT: u32 = SnapshotWord::CompileContext as u32;
-const USER_METADATA: u32 = SnapshotWord::UserMetadata as u32;
-const POOL_ID: u32 = SnapshotWord::PoolId as u32;
-
 /// The entries in the order of the file. Until [`parse`](super::parse) has read the whole file, the stack of an entry is
 /// the number of its list of frames plus one.
 pub(crate) struct EntryCollector {
@@ -72,22 +61,23 @@ impl EntryCollector {
         let (mut context, mut remark) = (SnapshotWord::NotApplicable.id(), SnapshotWord::Nothing.id());
         for pair in items.chunks_exact(2) {
             let PickleValue::Text(key) = pair[0] else { continue };
+            let Some(word) = SnapshotWord::of(key) else { continue };
             let value = pair[1];
             let bits = || value.bits().ok_or_else(|| wrong_kind(key, value));
-            match (key.0, value) {
-                (ACTION, PickleValue::Text(text)) => {
+            match (word, value) {
+                (SnapshotWord::Action, PickleValue::Text(text)) => {
                     entry.action = SnapshotWord::action(text);
                     name = text;
                 }
-                (ADDR, _) => address = Some(bits()?),
-                (DEVICE_FREE, _) => device_free = Some(bits()?),
-                (SIZE, _) => size = Some(value.unsigned().ok_or_else(|| wrong_kind(key, value))?),
-                (STREAM, _) => stream = Some(bits()?),
-                (TIME_US, _) => time_us = Some(bits()?),
-                (FRAMES, PickleValue::List(frames)) => entry.stack = StackId(frames.0 + 1),
-                (COMPILE_CONTEXT, PickleValue::Text(text)) => context = text,
-                (USER_METADATA, PickleValue::Text(text)) => remark = text,
-                (POOL_ID, PickleValue::Tuple(pool) | PickleValue::List(pool)) => {
+                (SnapshotWord::Addr, _) => address = Some(bits()?),
+                (SnapshotWord::DeviceFree, _) => device_free = Some(bits()?),
+                (SnapshotWord::Size, _) => size = Some(value.unsigned().ok_or_else(|| wrong_kind(key, value))?),
+                (SnapshotWord::Stream, _) => stream = Some(bits()?),
+                (SnapshotWord::TimeUs, _) => time_us = Some(bits()?),
+                (SnapshotWord::Frames, PickleValue::List(frames)) => entry.stack = StackId(frames.0 + 1),
+                (SnapshotWord::CompileContext, PickleValue::Text(text)) => context = text,
+                (SnapshotWord::UserMetadata, PickleValue::Text(text)) => remark = text,
+                (SnapshotWord::PoolId, PickleValue::Tuple(pool) | PickleValue::List(pool)) => {
                     entry.pool = Some(self.number_pool(pool, heap)?)
                 }
                 _ => {}

@@ -15,6 +15,7 @@ macro_rules! words {
         impl SnapshotWord {
             /// All words, in the order of their numbers.
             pub(crate) const TEXTS: &'static [&'static str] = &[$($text),*];
+            const ALL: &'static [SnapshotWord] = &[$(SnapshotWord::$name),*];
         }
     };
 }
@@ -36,6 +37,11 @@ words! {
 }
 
 impl SnapshotWord {
+    /// The word with this text, if it is one.
+    pub(crate) fn of(text: TextId) -> Option<SnapshotWord> {
+        SnapshotWord::ALL.get(text.0 as usize).copied()
+    }
+
     pub(crate) const fn id(self) -> TextId {
         TextId(self as u32)
     }
