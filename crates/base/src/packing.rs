@@ -62,7 +62,8 @@ pub fn peak_live_bytes(blocks: &[BlockLifetime]) -> u64 {
 /// The first layout is always finished, whatever the budget; what is left goes into better ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PackingBudget {
-    steps: u64,
+    /// How many steps are left.
+    pub steps: u64,
 }
 
 impl PackingBudget {
@@ -75,12 +76,6 @@ impl PackingBudget {
     #[must_use]
     pub const fn of_steps(steps: u64) -> PackingBudget {
         PackingBudget { steps }
-    }
-
-    /// How many steps are left.
-    #[must_use]
-    pub const fn steps(&self) -> u64 {
-        self.steps
     }
 
     /// Takes steps away and returns whether any are left.

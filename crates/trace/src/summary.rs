@@ -147,9 +147,9 @@ pub(crate) struct SummaryCounter {
     device: LiveMemory,
     host: LiveMemory,
     levels: RangeMaxima,
-    threads_seen: NumberSet,
-    streams_seen: NumberSet,
-    labels_seen: NumberSet,
+    threads_seen: Vec<bool>,
+    streams_seen: Vec<bool>,
+    labels_seen: Vec<bool>,
 }
 
 impl SummaryCounter {
@@ -159,10 +159,10 @@ impl SummaryCounter {
         self.summary.events += 1;
         self.summary.span += event.delta();
         self.kinds[event.op.kind() as usize] += 1;
-        self.threads_seen.insert(event.thread.index());
+        mark(&mut self.threads_seen, event.thread.index());
         match event.op {
             Op::Alloc { bytes, stream, .. } => {
-                self.streams_seen.insert(stream.index());
+                mark(&mut self.streams_seen, stream.index());
                 self.device.add(bytes, index);
                 let summary = &mut self.summary;
                 summary.requested_bytes = summary.requested_bytes.saturating_add(bytes);
@@ -171,7 +171,7 @@ impl SummaryCounter {
             }
             Op::HostAlloc { bytes, .. } => self.host.add(bytes, index),
             Op::Free { stream, .. } => {
-                self.streams_seen.insert(stream.index());
+                mark(&mut self.streams_seen, stream.index());
                 if let Some(block) = block {
                     self.device.remove(block.bytes);
                     self.summary.lifetimes.record(index - block.born);
@@ -188,11 +188,11 @@ impl SummaryCounter {
             | Op::StreamSync { stream }
             | Op::Work { stream, .. }
             | Op::Collective { stream, .. } => {
-                self.streams_seen.insert(stream.index());
+                mark(&mut self.streams_seen, stream.index());
             }
             Op::Mark { kind: MarkKind::Phase, label, .. } => {
                 let name = &tables.labels()[label as usize];
-                if self.labels_seen.insert(label as usize) && !name.is_empty() {
+                if mark(&mut self.labels_seen, label as usize) && !name.is_empty() {
                     self.summary.phases.push(name.clone());
                 }
             }
@@ -212,8 +212,8 @@ impl SummaryCounter {
             peak: self.device.peak,
             live_over_time: self.levels.highest,
             host_peak: self.host.peak,
-            threads: self.threads_seen.count,
-            streams: self.streams_seen.count,
+            threads: self.threads_seen.iter().filter(|&&seen| seen).count(),
+            streams: self.streams_seen.iter().filter(|&&seen| seen).count(),
             live_blocks: self.device.blocks,
             live_bytes: clamped(self.device.bytes),
             host_live_blocks: self.host.blocks,
@@ -276,23 +276,12 @@ impl RangeMaxima {
     }
 }
 
-/// The numbers that occurred.
-#[derive(Default)]
-struct NumberSet {
-    flags: Vec<bool>,
-    count: usize,
-}
-
-impl NumberSet {
-    /// Adds a number, and returns whether it is new.
-    fn insert(&mut self, number: usize) -> bool {
-        if number >= self.flags.len() {
-            self.flags.resize(number + 1, false);
-        }
-        let new = !std::mem::replace(&mut self.flags[number], true);
-        self.count += usize::from(new);
-        new
+/// Marks a number, and returns whether it is new.
+fn mark(seen: &mut Vec<bool>, number: usize) -> bool {
+    if number >= seen.len() {
+        seen.resize(number + 1, false);
     }
+    !std::mem::replace(&mut seen[number], true)
 }
 
 fn clamped(bytes: u128) -> u64 {

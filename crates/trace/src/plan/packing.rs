@@ -139,7 +139,7 @@ pub fn pack(lifetimes: &Lifetimes, mut budget: PackingBudget) -> Packing {
         waiting -= members.len();
         let mut part = GroupPacking::of(&members, enough, share);
         part.lower();
-        budget.spend(share.steps() - part.budget.steps());
+        budget.spend(share.steps - part.budget.steps);
         for (&block, offset) in group.members.iter().zip(&part.offsets) {
             packing.offsets[block as usize] = group.base + offset;
         }
@@ -207,7 +207,7 @@ impl GroupPacking {
     }
 
     fn is_low_enough(&self) -> bool {
-        self.height <= self.enough || self.budget.steps() == 0
+        self.height <= self.enough || self.budget.steps == 0
     }
 
     fn lower(&mut self) {
@@ -256,9 +256,9 @@ impl GroupPacking {
         let mut ceiling = self.enough;
         while !self.is_low_enough() {
             let mut share = self.budget.portion(1, 2);
-            let before = share.steps();
+            let before = share.steps;
             let found = search_in_turns(&self.blocks, ceiling, &mut share);
-            self.budget.spend(before - share.steps());
+            self.budget.spend(before - share.steps);
             match found {
                 SearchOutcome::Found(offsets) => self.take(offsets, PackingMethod::ExactSearch),
                 SearchOutcome::Nothing => {
@@ -280,9 +280,9 @@ impl GroupPacking {
                     return;
                 }
                 let mut share = self.budget.portion(1, part * starts.len());
-                let before = share.steps();
+                let before = share.steps;
                 let lower = improve(&self.blocks, start, self.height, self.enough, &mut share);
-                self.budget.spend(before - share.steps());
+                self.budget.spend(before - share.steps);
                 if let Some((offsets, _)) = lower {
                     self.take(offsets, PackingMethod::LocalSearch);
                 }
@@ -296,12 +296,12 @@ fn search_in_turns(blocks: &[BlockLifetime], ceiling: u64, budget: &mut PackingB
     const TURNS: [PlacementOrder; 4] =
         [PlacementOrder::Area, PlacementOrder::Crowd, PlacementOrder::CrowdLifetime, PlacementOrder::Lifetime];
     let mut patience = 1_000_000;
-    while budget.steps() > 0 {
+    while budget.steps > 0 {
         for order in TURNS {
-            let mut share = PackingBudget::of_steps(budget.steps().min(patience));
-            let before = share.steps();
+            let mut share = PackingBudget::of_steps(budget.steps.min(patience));
+            let before = share.steps;
             let found = exact::search(blocks, &order.of(blocks), ceiling, &mut share);
-            budget.spend(before - share.steps());
+            budget.spend(before - share.steps);
             if found != SearchOutcome::Spent {
                 return found;
             }
