@@ -1,7 +1,8 @@
 //! The command line: one file or folder per command. The only module that prints, reads the
 //! environment and decides exit codes.
 //!
-//! clap's types stay here: every command turns its arguments into types of the library.
+//! Options are parsed here: every command turns its arguments into types of the library. Enums of
+//! the library that are option values derive clap's `ValueEnum` where they are defined.
 
 mod advise;
 mod claims;

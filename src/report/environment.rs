@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::suite::Partition;
+use super::Partition;
 
 /// What a reader needs to judge a run and to repeat it. The command line fills it in.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

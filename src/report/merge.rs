@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    Environment, EnvironmentDifference, PlannedCase, RecordFolder, ReportError, RunFolder, ThresholdFiles,
+    Environment, EnvironmentDifference, Partition, PlannedCase, RecordFolder, ReportError, RunFolder, ThresholdFiles,
     command_line, folder, folder::FolderRecord, render::counted,
 };
 use crate::{
@@ -20,7 +20,6 @@ use crate::{
         threshold::{ThresholdDetail, ThresholdStatus},
     },
     measure::{CaseRecord, Status, TimingRecord},
-    suite::Partition,
 };
 
 /// More cases than this are counted, not named.
@@ -270,7 +269,7 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
-    use crate::suite::PartitionRule;
+    use crate::report::PartitionRule;
     use crate::{
         measure::{CaseDetail, CaseLabel},
         report::RunSettings,

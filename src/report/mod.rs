@@ -16,6 +16,7 @@ pub mod html;
 mod leaks;
 mod memory_summary;
 mod merge;
+mod partition;
 pub mod plot;
 mod ranks;
 mod render;
@@ -36,6 +37,7 @@ pub use folder::{
 pub use leaks::LeakReport;
 pub use memory_summary::{memory_summary, operations};
 pub use merge::Shards;
+pub use partition::{Partition, PartitionError, PartitionRule};
 pub use ranks::RankReport;
 pub use render::{Medium, Render, Terminal};
 pub use rows::{PlannedCase, save};

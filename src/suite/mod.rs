@@ -7,7 +7,6 @@
 mod case;
 mod file;
 mod in_process;
-mod partition;
 mod rank_files;
 mod run;
 mod source;
@@ -16,7 +15,6 @@ pub mod worker;
 pub use case::{Case, CaseFilter, CaseSettings, contents, contents_of_models};
 pub use file::{AllWord, CaseTimeout, CaseTimeoutError, NameSelection, SuiteFile, SuiteGroup, SuiteKind};
 pub use in_process::{InProcess, compare};
-pub use partition::{Partition, PartitionError, PartitionRule};
 pub use rank_files::{RankFile, rank_files, read_at_once};
 pub use run::{CaseOutcome, CaseProgress, CaseRunner, IsolatingRunner, Isolation, WithNeeds, all_cores, run, run_on};
 pub use source::{SourceError, SourceSpec};

@@ -24,11 +24,11 @@ use crate::{
     },
     device::DeviceSpec,
     report::{
-        Environment, FolderRecord, PlannedCase, RecordFolder, ReportError, RunSettings,
+        Environment, FolderRecord, Partition, PartitionError, PlannedCase, RecordFolder, ReportError, RunSettings,
         command_line::{self, OPTIONS_OF_ONE_PROCESS},
         html,
     },
-    suite::{self, CaseFilter, Partition, PartitionError, SuiteFile},
+    suite::{self, CaseFilter, SuiteFile},
 };
 
 /// Runs suites case by case: progress while it works, one table at the end, and a folder with the

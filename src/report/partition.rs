@@ -13,12 +13,12 @@ use crate::measure::fnv1a;
 /// One shard of a run: `slice:2/4` or `hash:2/4`, counted from 1.
 ///
 /// ```
-/// use oomph::suite::Partition;
+/// use oomph::report::Partition;
 /// let second: Partition = "slice:2/3".parse()?;
 /// let taken: Vec<usize> = (0..8).filter(|&place| second.shard_of(place, "any id") == second.shard).collect();
 /// assert_eq!(taken, [1, 4, 7]);
 /// assert_eq!(second.to_string(), "slice:2/3");
-/// # Ok::<(), oomph::suite::PartitionError>(())
+/// # Ok::<(), oomph::report::PartitionError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Partition {
