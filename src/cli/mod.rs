@@ -109,7 +109,6 @@ enum Command {
 }
 
 /// Parses the command line, runs the command and returns its exit code.
-#[must_use]
 pub fn main() -> ExitCode {
     let parse = |command: clap::Command| command.try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
     // Flowing texts cost time and only help needs them; every case of a worker starts this program.

@@ -92,7 +92,6 @@ const PACKED_LEGEND: &str = " Packed: the best layout found with full knowledge 
 ///
 /// Requested and rounded are bounds of the trace, packed is an offline layout, reserved and device
 /// used are peaks of the case. Each is a maximum over the whole trace, at its own moment.
-#[must_use]
 pub fn waterfall(records: &[CaseRecord], medium: Medium) -> Option<String> {
     let packed = records.iter().any(|record| record.packed_bytes.is_some());
     let mut headings = vec!["workload", "strategy", "requested", "rounded", "reserved", "device used", "over bound"];
@@ -148,7 +147,6 @@ const TIMING_HEADINGS: [&str; 7] = [
 ];
 
 /// Wall-clock times, grouped by workload in order of first appearance.
-#[must_use]
 pub fn timings(records: &[TimingRecord], medium: Medium) -> String {
     let mut table = TextTable::new(&TIMING_HEADINGS, medium);
     let mut workload = "";

@@ -4,7 +4,6 @@
 pub const OPTIONS_OF_ONE_PROCESS: [&str; 4] = ["--output", "-o", "--resume", "--partition"];
 
 /// A word, in quotes where a shell would interpret it.
-#[must_use]
 pub fn quoted(word: &str) -> String {
     let harmless = |c: char| c.is_ascii_alphanumeric() || "_.-/:,=%+@".contains(c);
     if !word.is_empty() && word.chars().all(harmless) {
@@ -14,7 +13,6 @@ pub fn quoted(word: &str) -> String {
 }
 
 /// The words of a command line without these options and their values.
-#[must_use]
 pub fn without<'a>(words: &'a [String], options: &[&str]) -> Vec<&'a str> {
     // The value may be attached: `--output=x`, `-ox`.
     let has_value = |word: &str| {

@@ -99,7 +99,6 @@ const SETTING_KEYS: [(&str, &str); 10] = [
 
 impl Environment {
     /// The first difference from `other` that forbids mixing their rows.
-    #[must_use]
     pub fn conflict(&self, other: &Environment) -> Option<EnvironmentDifference> {
         let part = |run: &Environment| run.shard.map_or_else(|| "the whole run".to_owned(), |part| part.to_string());
         let mut found = differences(&ENVIRONMENT_KEYS.map(|key| (key, key)), self, other);
@@ -112,7 +111,6 @@ impl Environment {
     }
 
     /// The differences from `other` that mean the two are not shards of one run.
-    #[must_use]
     pub fn unlike_shards(&self, other: &Environment) -> Vec<EnvironmentDifference> {
         let rule =
             |run: &Environment| run.shard.map_or_else(String::new, |part| format!("{:?}", part.rule).to_lowercase());

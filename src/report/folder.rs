@@ -102,13 +102,11 @@ impl RunFolder {
     }
 
     /// Its path.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// The ids of the cases that need not run again.
-    #[must_use]
     pub fn completed_cases(&self) -> BTreeSet<String> {
         let content = self.content();
         let completed = content.runs.rows.iter().filter(|record| record.status.is_final());
@@ -206,7 +204,6 @@ impl<T: FolderRecord> RecordFolder<T> {
     }
 
     /// Whether the row is there.
-    #[must_use]
     pub fn has(&self, id: &str) -> bool {
         self.table.rows.iter().any(|record| record.id() == id)
     }

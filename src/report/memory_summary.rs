@@ -13,7 +13,6 @@ use crate::{
 const LONGEST_NAME: usize = 80;
 
 /// The summary in the words of `torch.cuda.memory_summary`.
-#[must_use]
 pub fn memory_summary(summary: &MemorySummary, medium: Medium) -> String {
     let headings = ["metric", "current", "peak", "total allocated", "total freed"];
     let mut table = TextTable::new(&headings, medium).with_numbers(1..);
@@ -40,7 +39,6 @@ pub fn memory_summary(summary: &MemorySummary, medium: Medium) -> String {
 }
 
 /// The first of `count` requesters of memory.
-#[must_use]
 pub fn operations(operations: &[RequesterUsage], by: GroupBy, count: usize, medium: Medium) -> String {
     let heading = match by {
         GroupBy::Tag => "tag",

@@ -93,7 +93,6 @@ impl Shards {
     }
 
     /// The rows of all cases, shard by shard.
-    #[must_use]
     pub fn records(&self) -> Vec<CaseRecord> {
         self.all(|rows| &rows.records)
     }

@@ -113,7 +113,6 @@ impl Partition {
     }
 
     /// The shard of a case; `place` is its position among all filtered cases, from 0.
-    #[must_use]
     pub fn shard_of(&self, place: usize, case_id: &str) -> u32 {
         let number = match self.rule {
             PartitionRule::Slice => place as u64,
@@ -124,7 +123,6 @@ impl Partition {
     }
 
     /// Every case once, in the order of the run, with its shard.
-    #[must_use]
     pub fn deal<'a>(&self, case_ids: impl IntoIterator<Item = &'a str>) -> Vec<(&'a str, u32)> {
         let mut seen = BTreeSet::new();
         let different = case_ids.into_iter().filter(|&id| seen.insert(id));

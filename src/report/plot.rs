@@ -22,7 +22,6 @@ fn room(terminal: Terminal, taken: usize) -> usize {
 }
 
 /// Lines of levels on one scale, each with its name and its highest level.
-#[must_use]
 pub fn lines(series: &[(String, Vec<u64>)], terminal: Terminal) -> String {
     let name_width = series.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
     let room = room(terminal, name_width + AMOUNT + 4);
@@ -49,7 +48,6 @@ fn line(levels: &[u64], highest: u64, width: usize, unicode: bool) -> String {
 }
 
 /// A plot of one series under its `title`, with the lowest and the highest level beside it.
-#[must_use]
 pub fn plot(title: &str, levels: &[u64], terminal: Terminal) -> String {
     let room = room(terminal, AMOUNT + 3);
     let (low, high) = (levels.iter().copied().min().unwrap_or(0), levels.iter().copied().max().unwrap_or(0));
@@ -74,7 +72,6 @@ pub fn plot(title: &str, levels: &[u64], terminal: Terminal) -> String {
 }
 
 /// A bar for each amount on one scale; the useful part of it is solid.
-#[must_use]
 pub fn bars(amounts: &[(String, u64, Option<u64>)], terminal: Terminal) -> String {
     let name_width = amounts.iter().map(|(name, ..)| name.chars().count()).max().unwrap_or(0);
     let room = room(terminal, name_width + AMOUNT + 4);

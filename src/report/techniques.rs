@@ -106,7 +106,6 @@ impl FolderRecord for TechniqueRecord {
 }
 
 /// Which technique to use on a card, in one sentence.
-#[must_use]
 pub fn technique_advice(advice: &TechniqueAdvice<'_>, memory_bytes: u64) -> String {
     let best = &advice.best.record;
     let speed = |per_second: Option<f64>| per_second.map_or_else(String::new, |rate| format!(", {rate:.1} samples/s"));

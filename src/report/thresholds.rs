@@ -259,7 +259,6 @@ impl ThresholdFiles {
     }
 
     /// The ids of the cases that have an answer.
-    #[must_use]
     pub fn completed_cases(&self) -> BTreeSet<String> {
         self.details.iter().map(|detail| detail.record.case_id.clone()).collect()
     }

@@ -80,7 +80,6 @@ impl CheckedRun {
 
     /// The promise that was broken first, in one word. A trace must not shrink to one that breaks
     /// another promise.
-    #[must_use]
     pub fn broke(&self) -> Option<&'static str> {
         self.findings.first().map(|finding| finding.check)
     }
@@ -368,7 +367,6 @@ thread_local! {
 
 /// Whether this thread runs a strategy under test. A panic is then a finding and need not be
 /// printed.
-#[must_use]
 pub fn is_under_test() -> bool {
     UNDER_TEST.get()
 }

@@ -44,13 +44,11 @@ pub struct TimeShare {
 
 impl TimeShare {
     /// Shares `time`, from now on, among `jobs` of which `parallel` run at once.
-    #[must_use]
     pub fn new(time: Duration, jobs: usize, parallel: usize) -> TimeShare {
         TimeShare { end: Instant::now() + time, parallel: parallel.max(1) as u32, left: AtomicU64::new(jobs as u64) }
     }
 
     /// When the job that begins now must end.
-    #[must_use]
     pub fn next_end(&self) -> Instant {
         let left = self.left.fetch_sub(1, Ordering::Relaxed).max(1);
         let now = Instant::now();

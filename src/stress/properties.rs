@@ -51,7 +51,6 @@ pub struct ProgramRange {
 }
 
 /// Plays programs until one breaks a promise, all are played, or `stop` returns true.
-#[must_use]
 pub fn properties(target: &StressTarget, programs: &ProgramRange, stop: &dyn Fn() -> bool) -> StressVerdict {
     let mut verdict = StressVerdict::new(KIND, &target.strategy);
     let memory = target.memory_bytes.unwrap_or(MEMORY_BYTES);
@@ -73,7 +72,6 @@ pub fn properties(target: &StressTarget, programs: &ProgramRange, stop: &dyn Fn(
 }
 
 /// Plays one trace.
-#[must_use]
 pub fn play(target: &StressTarget, trace: &Trace, faults: &[FaultSpec]) -> StressVerdict {
     let mut verdict = StressVerdict::new(KIND, &target.strategy);
     play_and_count(target, trace, faults, &mut verdict);

@@ -74,7 +74,6 @@ impl IntegrityCounts {
     }
 
     /// A count per second.
-    #[must_use]
     pub fn per_second(&self, count: u64) -> f64 {
         if self.wall_ns == 0 { 0.0 } else { count as f64 * 1e9 / self.wall_ns as f64 }
     }
@@ -214,7 +213,6 @@ pub struct TotalsRow<'a> {
 
 impl StressState {
     /// One row per strategy, with the evidence of those that failed in this slice.
-    #[must_use]
     pub fn rows(&self, evidence: &[(String, FailureEvidence)]) -> Vec<TotalsRow<'_>> {
         self.strategies.iter().map(|totals| self.row(totals, evidence)).collect()
     }
@@ -243,7 +241,6 @@ impl StressState {
     pub const SCHEMA: u32 = 1;
 
     /// A state without slices.
-    #[must_use]
     pub fn new(kind: &str) -> StressState {
         StressState { schema: StressState::SCHEMA, kind: kind.to_owned(), ..StressState::default() }
     }
@@ -262,7 +259,6 @@ impl StressState {
     }
 
     /// The seed of the next slice, different for every slice.
-    #[must_use]
     pub fn next_seed(&self, seed: u64) -> u64 {
         seed.wrapping_add(1_000_000_007 * self.slices.len() as u64)
     }
@@ -282,7 +278,6 @@ impl StressState {
     }
 
     /// The counts of all strategies together.
-    #[must_use]
     pub fn total(&self) -> IntegrityCounts {
         let mut total = IntegrityCounts::default();
         self.strategies.iter().for_each(|totals| total.add(&totals.counts));

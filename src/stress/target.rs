@@ -39,7 +39,6 @@ pub enum TargetError {
 
 impl TargetError {
     /// Whether the target exists but cannot be tested here.
-    #[must_use]
     pub fn is_skip(&self) -> bool {
         matches!(self, TargetError::Missing(_) | TargetError::Imaginary)
     }
@@ -95,7 +94,6 @@ impl StressTarget {
 
     /// The same target with a shorter time-out for plugin calls: shrinking a trace that hangs tries
     /// many that hang.
-    #[must_use]
     pub fn with_short_timeout(&self) -> StressTarget {
         StressTarget { strategy: plugin::with_short_timeout(&self.strategy), ..self.clone() }
     }

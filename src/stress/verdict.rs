@@ -89,7 +89,6 @@ pub struct VerdictRow {
 
 impl StressVerdict {
     /// A verdict before the first program.
-    #[must_use]
     pub fn new(kind: &str, strategy: impl ToString) -> StressVerdict {
         let row = VerdictRow { kind: kind.to_owned(), strategy: strategy.to_string(), ..VerdictRow::default() };
         StressVerdict { row, ..StressVerdict::default() }
@@ -105,7 +104,6 @@ impl StressVerdict {
     }
 
     /// The verdict in one word.
-    #[must_use]
     pub fn word(&self) -> &'static str {
         match (&self.skipped, self.failures.is_empty()) {
             (_, false) => "failed",
@@ -115,7 +113,6 @@ impl StressVerdict {
     }
 
     /// One row per failure, or a single row if there is none.
-    #[must_use]
     pub fn rows(&self, evidence: &[FailureEvidence]) -> Vec<VerdictRow> {
         let row = VerdictRow {
             verdict: self.word().to_owned(),

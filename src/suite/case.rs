@@ -68,7 +68,6 @@ fn device_from_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Device
 
 impl Case {
     /// A case without options: it stops at the first OOM and takes no times.
-    #[must_use]
     pub fn new(label: CaseLabel, source: Arc<dyn Source>, strategy: StrategySpec, device: DeviceSpec) -> Case {
         Case {
             label,
@@ -86,7 +85,6 @@ impl Case {
     }
 
     /// Its replay; `stop` ends it early.
-    #[must_use]
     pub fn replay<'a>(&'a self, stop: Option<&'a AtomicBool>) -> Replay<'a> {
         let options = ReplayOptions {
             on_out_of_memory: self.on_out_of_memory,
@@ -150,7 +148,6 @@ impl SuiteFile {
 
     /// Trace files of the suite that do not exist in the current folder. A built-in suite skips
     /// their cases if it has others; for other suites they are an error.
-    #[must_use]
     pub fn absent_files(&self) -> Vec<&str> {
         let names = self.group.iter().flat_map(|group| self.names(group));
         names.filter(|name| is_path(name) && files_of_pattern(&self.name, name).is_err()).collect()
@@ -251,7 +248,6 @@ impl SuiteFile {
 /// files. An id names a case but does not determine it: another machine may have another recipe or
 /// recording of the same name. Shards with different fingerprints do not form one run. The bytes of
 /// trace files are not read, because a recording may have gigabytes.
-#[must_use]
 pub fn contents(cases: &[Case]) -> String {
     let mut sources: BTreeMap<&str, String> = BTreeMap::new();
     let mut text = String::new();
@@ -267,7 +263,6 @@ pub fn contents(cases: &[Case]) -> String {
 }
 
 /// The fingerprint of a suite whose cases are models.
-#[must_use]
 pub fn contents_of_models(models: &[Recipe]) -> String {
     let text: String = models.iter().map(|model| model.words() + "\n").collect();
     format!("{:016x}", fnv1a(text.as_bytes()))
@@ -297,7 +292,6 @@ pub struct CaseFilter {
 
 impl CaseFilter {
     /// Whether the case is chosen.
-    #[must_use]
     pub fn takes(&self, case_id: &str) -> bool {
         let matches = |pattern: &String| self.matches(pattern, case_id);
         (self.only.is_empty() || self.only.iter().any(matches)) && !self.skip.iter().any(matches)

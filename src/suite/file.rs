@@ -61,7 +61,6 @@ pub enum SuiteKind {
 
 impl SuiteKind {
     /// Whether it has its own table instead of cases of workload and strategy.
-    #[must_use]
     pub const fn has_own_table(self) -> bool {
         matches!(self, SuiteKind::Techniques | SuiteKind::Claims)
     }
@@ -138,7 +137,6 @@ impl SuiteFile {
     }
 
     /// The built-in suites and those in `suites/` of the current folder.
-    #[must_use]
     pub fn all_named() -> Vec<CatalogEntry> {
         CATALOG.all()
     }
@@ -245,7 +243,6 @@ impl CaseTimeout {
     pub const OF_PLUGINS: CaseTimeout = CaseTimeout(Duration::from_secs(600));
 
     /// The time.
-    #[must_use]
     pub fn duration(self) -> Duration {
         self.0
     }

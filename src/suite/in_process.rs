@@ -117,7 +117,6 @@ fn measure_opened(case: &Case, opened: OpenedAllocator, options: &ReplayOptions<
 /// assert_eq!((record.finding, record.agreement_percent), (AgreementFinding::Agrees, Some(100.0)));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[must_use]
 pub fn compare(case: &Case, simulated: &DeviceSpec, stop: &AtomicBool) -> AgreementRecord {
     let simulated_device = simulated.to_string();
     let failed =

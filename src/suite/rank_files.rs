@@ -87,7 +87,6 @@ pub(super) fn matching(pattern: &Path) -> Vec<(String, PathBuf)> {
 }
 
 /// How many of the files may be read in parallel, so that long recordings do not exceed the memory.
-#[must_use]
 pub fn read_at_once(files: &[RankFile], cores: usize) -> usize {
     let memory = |file: &RankFile| {
         let bytes = fs::metadata(&file.path).map_or(0, |file| file.len()).saturating_mul(MEMORY_OF_LENGTH);

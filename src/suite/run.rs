@@ -21,7 +21,6 @@ use crate::{
 };
 
 /// The number of cores of this machine.
-#[must_use]
 pub fn all_cores() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
@@ -157,7 +156,6 @@ pub enum Isolation {
 
 impl Isolation {
     /// Whether the case runs in its own process.
-    #[must_use]
     pub fn isolates(self, case: &Case) -> bool {
         match self {
             Isolation::Auto => {
@@ -200,7 +198,6 @@ type SharedNeeds = Arc<OnceLock<Option<MemoryNeeds>>>;
 
 impl<'a> WithNeeds<'a> {
     /// Packs every source too if a budget is given.
-    #[must_use]
     pub fn new(runner: &'a dyn CaseRunner, pack_within: Option<PackingBudget>) -> WithNeeds<'a> {
         WithNeeds { runner, pack_within, known: Mutex::default() }
     }

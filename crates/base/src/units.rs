@@ -3,7 +3,7 @@
 use std::{
     fmt,
     iter::Sum,
-    ops::{Add, AddAssign, Sub},
+    ops::{Add, AddAssign},
     str::FromStr,
 };
 
@@ -112,13 +112,6 @@ impl Add for Nanos {
 impl AddAssign for Nanos {
     fn add_assign(&mut self, other: Nanos) {
         *self = *self + other;
-    }
-}
-
-impl Sub for Nanos {
-    type Output = Nanos;
-    fn sub(self, other: Nanos) -> Nanos {
-        self.since(other)
     }
 }
 

@@ -153,7 +153,7 @@ impl LimitTrials<'_> {
 
 /// Time in driver calls, launches left out.
 fn driver_ns(calls: &CallLedger) -> u64 {
-    (calls.total().time - calls.of(CallKind::Launch).time).0
+    calls.total().time.since(calls.of(CallKind::Launch).time).0
 }
 
 /// Keeps the most that the device held, and the failed requests.

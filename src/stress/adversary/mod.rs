@@ -76,7 +76,6 @@ impl StressTarget {
 
     /// The target with this much memory: a region of that size in place of [`MEMORY_PLACEHOLDER`], and
     /// a device that gives no more.
-    #[must_use]
     pub fn with_memory(&self, bytes: Option<u64>) -> StressTarget {
         let mut target = self.clone();
         if let Some(bytes) = bytes {
@@ -165,7 +164,6 @@ impl BoundStanding {
     }
 
     /// The text in tables.
-    #[must_use]
     pub const fn words(self) -> &'static str {
         match self {
             BoundStanding::NeedsWhatIsAlive => "needs the live bytes",

@@ -114,13 +114,11 @@ impl RobsonParameters {
     }
 
     /// `M`: the budget in units.
-    #[must_use]
     pub fn live_units(&self) -> u64 {
         self.live_bytes / self.unit_bytes
     }
 
     /// `n`: the largest block in units.
-    #[must_use]
     pub fn largest_units(&self) -> u64 {
         self.largest_bytes / self.unit_bytes
     }
@@ -131,7 +129,6 @@ impl RobsonParameters {
     }
 
     /// What the program forces every allocator to use that never moves a block, in whole units.
-    #[must_use]
     pub fn bound_bytes(&self) -> u64 {
         self.bound_up_to(self.doublings())
     }
@@ -139,7 +136,6 @@ impl RobsonParameters {
     /// The largest block size for which the bound does not exceed `bytes`. A strategy that needs
     /// only `bytes` although blocks are larger returns or remaps memory in pieces of about this
     /// size.
-    #[must_use]
     pub fn fragmenting_bytes(&self, bytes: u64) -> u64 {
         let harmless = (0..=self.doublings()).rev().find(|&doublings| self.bound_up_to(doublings) <= bytes);
         self.unit_bytes << harmless.unwrap_or(0)

@@ -72,7 +72,6 @@ pub struct FaultReport {
 }
 
 /// Plays the target's programs under every fault until `stop` returns true.
-#[must_use]
 pub fn faults(target: &StressTarget, options: &FaultOptions, stop: &dyn Fn() -> bool) -> FaultReport {
     let verdict = StressVerdict::new(KIND, &target.strategy);
     let mut tester = FaultTester { target, report: FaultReport { verdict, ..FaultReport::default() } };

@@ -13,7 +13,6 @@ use crate::{
 const BUSY: Nanos = Nanos(400_000);
 
 /// All programs, for a device on which `memory_bytes` can be allocated in pages of `page_bytes`.
-#[must_use]
 pub fn programs(memory_bytes: u64, page_bytes: u64) -> Vec<Trace> {
     vec![growth(), pressure(memory_bytes), streams(), steps(), trims(), brink(memory_bytes, page_bytes)]
 }

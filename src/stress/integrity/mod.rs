@@ -96,7 +96,6 @@ pub struct StopCondition<'a> {
 
 impl StopCondition<'_> {
     /// Whether the test ends now.
-    #[must_use]
     pub fn is_reached(&self, counts: &IntegrityCounts) -> bool {
         (self.over)() || self.blocks.is_some_and(|blocks| counts.blocks >= blocks)
     }

@@ -48,7 +48,6 @@ impl BlockSizes {
     pub const LARGE: BlockSizes = BlockSizes { least: MIB, most: GIB };
 
     /// The same range, cut off at a size.
-    #[must_use]
     pub fn up_to(self, most: u64) -> BlockSizes {
         let most = most.clamp(1, self.most);
         BlockSizes { least: self.least.min(most), most }
@@ -127,7 +126,6 @@ struct IntegrityWriter<'a> {
 }
 
 /// Writes a program of about this many blocks.
-#[must_use]
 pub fn integrity_program(mix: &ProgramMix, seed: u64, blocks: u64) -> Trace {
     let mut trace = TraceBuilder::new();
     let mut streams = vec![StreamId::DEFAULT];

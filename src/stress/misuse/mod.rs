@@ -115,7 +115,6 @@ pub struct MisuseReport {
 }
 
 /// Misuses the target in all these ways until `stop` returns true.
-#[must_use]
 pub fn misuses(target: &StressTarget, misuses: &[&'static Misuse], stop: &dyn Fn() -> bool) -> MisuseReport {
     let strategy = target.strategy.to_string();
     let mut report = MisuseReport { verdict: StressVerdict::new(KIND, &strategy), rows: Vec::new() };
