@@ -16,7 +16,7 @@ use super::{
     exit::{self, CommandError, CommandResult},
     output,
 };
-use crate::suite::worker::{STOP, carry_out};
+use crate::suite::worker::{STOP, carry_out, read_case};
 
 /// How long an orderly exit may take. A driver or a plugin that hangs also hangs at the exit.
 const EXIT_TIME: Duration = Duration::from_secs(2);
@@ -27,10 +27,12 @@ pub fn run() -> CommandResult {
     ctrlc::set_handler(|| {})?;
     let mut line = String::new();
     io::stdin().lock().read_line(&mut line)?;
+    // Before the listener starts: it ends the process as soon as standard input ends.
+    let case = read_case(&line).map_err(CommandError::usage)?;
     let stop = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&stop);
     thread::spawn(move || listen(&seen));
-    output::say(&carry_out(&line, &stop).map_err(CommandError::usage)?)?;
+    output::say(&carry_out(case, &stop)?)?;
     Ok(exit::OK)
 }
 

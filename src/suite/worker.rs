@@ -50,10 +50,14 @@ pub enum WorkerError {
     Outcome(serde_json::Error),
 }
 
-/// Runs the case that the parent wrote as a line, in this process, and returns its outcome as a
-/// line. Errors of the case are part of the outcome.
-pub fn carry_out(line: &str, stop: &AtomicBool) -> Result<String, WorkerError> {
-    let case: Case = serde_json::from_str(line).map_err(WorkerError::Order)?;
+/// Reads the line that the parent wrote. The source of the case is not open yet.
+pub fn read_case(line: &str) -> Result<Case, WorkerError> {
+    serde_json::from_str(line).map_err(WorkerError::Order)
+}
+
+/// Runs a case of [`read_case`] in this process and returns its outcome as a line. Errors of the
+/// case are part of the outcome.
+pub fn carry_out(case: Case, stop: &AtomicBool) -> Result<String, WorkerError> {
     let outcome = match case.origin.open(&NoProgress) {
         Ok(source) => InProcess { stop: Some(stop) }.run(&Case { source: Arc::from(source), ..case }),
         Err(error) => CaseOutcome::failed(&case.label, &error.to_string()),
