@@ -21,7 +21,7 @@ use oomph::{
     device::{Compute, Device, DeviceSpec, Patterned, Patterns, PoolId, PoolSettings, VirtualMemory, cuda::CudaDevice},
     measure::{CaseLabel, Status},
     suite::{
-        self, Case, CaseOutcome, CaseProgress, CaseRunner, Isolation, SourceSpec, WorkerProcess, worker::carry_out,
+        self, Case, CaseOutcome, CaseProgress, CaseRunner, Isolation, SourceSpec, WorkerProcess, worker::{carry_out, read_case},
     },
 };
 use tempfile::TempDir;
@@ -135,7 +135,7 @@ fn worker_that_corrupts_its_context() {
         device.unmap(address, bytes).unwrap();
         let _ = device.synchronize();
     });
-    let outcome = carry_out(&line, &AtomicBool::new(false)).unwrap();
+    let outcome = carry_out(read_case(&line).unwrap(), &AtomicBool::new(false)).unwrap();
     let mut out = io::stdout().lock();
     writeln!(out, "\n{outcome}").unwrap();
     out.flush().unwrap();
