@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::{
     base::{SiteId, TagId},
     trace::{
-        BlockSlot, Op, Source, Tables, TraceError,
+        BlockSlot, Op, Source, Tables, TraceError, failed_when_recorded,
         torch::{Recording, SnapshotBlockState, StackId},
     },
 };
@@ -31,7 +31,7 @@ pub enum GroupBy {
 impl GroupBy {
     /// The most telling property that a source knows.
     fn most_telling(tables: &Tables) -> GroupBy {
-        if tables.sites().len() > 1 {
+        if tables.sites().iter().any(|site| !site.is_empty() && !failed_when_recorded(site)) {
             GroupBy::Site
         } else if tables.tags().len() > 1 {
             GroupBy::Tag
@@ -68,6 +68,12 @@ impl GroupBy {
 }
 
 const UNKNOWN_SITE: &str = "unknown site";
+
+/// Whether these groups by call site name no site, because no call stacks were recorded.
+#[must_use]
+pub fn lack_sites(groups: &[RequesterUsage]) -> bool {
+    groups.iter().all(|group| group.name == UNKNOWN_SITE || failed_when_recorded(&group.name))
+}
 
 /// What one tag, call site or size has requested. Bytes are as requested, not as rounded by an allocator.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     answer::{
-        holders::{GroupBy, RequesterUsage, requesters},
+        holders::{GroupBy, RequesterUsage, lack_sites, requesters},
         ranks::RankRow,
         summary::{MemorySummary, SummaryError, SummaryMoment, summarize},
     },
@@ -412,6 +412,9 @@ struct MomentFacts {
     /// The first requesters.
     #[serde(skip_serializing_if = "Option::is_none")]
     operations: Option<Vec<RequesterUsage>>,
+    /// Why they have no names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    operations_note: Option<&'static str>,
     /// What they are grouped by, and how many there are.
     #[serde(skip)]
     grouped: Option<(GroupBy, usize)>,
@@ -439,11 +442,15 @@ impl MomentOptions {
             strategy: self.summary.then(|| strategy.to_string()),
             memory_summary: memory.filter(|_| self.summary),
             operations: None,
+            operations_note: None,
             grouped: None,
         };
         if let Some(by) = self.by {
             let source = ProgressSource::stage(source, progress, "grouping requests", 1);
             let mut operations = requesters(&source, by, until)?;
+            if by == GroupBy::Site && lack_sites(&operations) {
+                facts.operations_note = Some(report::WITHOUT_STACKS);
+            }
             facts.grouped = Some((by, operations.len()));
             operations.truncate(self.top);
             facts.operations = Some(operations);
@@ -474,7 +481,9 @@ impl MomentFacts {
             out.push_str(&format!("\nmemory under {strategy}\n"));
             out.push_str(&report::memory_summary(memory, medium));
         }
-        if let (Some(operations), Some((by, count))) = (&self.operations, self.grouped) {
+        if let Some(note) = self.operations_note {
+            out.push_str(&format!("\nrequested memory by requester\n{note}\n"));
+        } else if let (Some(operations), Some((by, count))) = (&self.operations, self.grouped) {
             out.push_str("\nrequested memory by requester\n");
             out.push_str(&report::operations(operations, by, count, medium));
         }

@@ -13,12 +13,13 @@ use super::{
 use crate::{
     answer::{
         holders::LiveInventory,
-        leaks::{Finding, GrowthThreshold, LeakError, ObservedSteps, Verdict, judge},
+        leaks::{GrowthThreshold, LeakError, ObservedSteps, Verdict, judge},
         ranks::RankRow,
     },
     base::Progress,
+    device::DeviceSpec,
     replay::ReplayOptions,
-    report::LeakReport,
+    report::{LeakAnswer, LeakReport},
     suite::RankFile,
     trace::{ProgressSource, Source, torch::Recording},
 };
@@ -29,7 +30,9 @@ use crate::{
 /// that repeats most regularly, or the period of its request sizes. Several PyTorch snapshots, in
 /// order, are judged as one series. The test is the slope of a straight line through what every
 /// step keeps, with a Student-t interval that accounts for correlation between neighbouring steps.
-/// Saw-teeth, start-up and growth that has ended do not count as growth.
+/// Saw-teeth, start-up and growth that has ended do not count as growth. What the program frees when
+/// it exits is not judged. Where the interval contains both zero and growth that matters, or where the
+/// recording has no history, the answer is that it cannot be told.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -62,7 +65,7 @@ pub struct Args {
     /// Growth over all steps counts if it is at least this share of the level, and at least 2 MiB.
     #[arg(long, value_name = "SHARE", default_value_t = GrowthThreshold::default().least_share)]
     least_share: f64,
-    /// Which verdicts end with exit code 105.
+    /// Which verdicts end with exit code 105. `cannot tell` ends with 108, except with `never`.
     #[arg(long, value_enum, default_value_t)]
     fail_on: FailOn,
     /// Output format.
@@ -109,7 +112,7 @@ pub fn run(args: Args) -> CommandResult {
             .map(|name| judge_source(&args, name, baseline, &Stages::of(name)))
             .collect::<Result<_, _>>()?
     };
-    let code = if findings.iter().any(|finding| args.fails(finding)) { exit::MEMORY_GROWS } else { exit::OK };
+    let code = args.code(findings.iter().map(LeakAnswer::verdict));
     args.format.print(&LeakReport { findings, top: args.top })?;
     Ok(code)
 }
@@ -120,35 +123,46 @@ fn for_ranks(args: &Args, files: &[RankFile], baseline: Option<&ObservedSteps>) 
         Ok(LeakReport { findings: vec![judge_source(args, name, baseline, progress)?], top: args.top })
     });
     let code = ranks::tell("growth per step", &answers, args.format, |report| {
-        let finding = &report.findings[0];
+        let answer = &report.findings[0];
+        let finding = answer.finding();
+        let verdict = answer.verdict();
         RankRow {
-            peak_bytes: finding.per_step.iter().map(|step| step.peak_allocated_bytes).max(),
-            figure_bytes: Some(match finding.verdict {
-                Verdict::Steady => 0,
-                _ => finding.bytes_per_step.max(0.0) as u64,
-            }),
-            severity: match finding.verdict {
-                Verdict::Leak => 3,
-                Verdict::Fragmentation => 2,
-                Verdict::GrowingCache => 1,
+            peak_bytes: finding.and_then(|found| found.per_step.iter().map(|step| step.peak_allocated_bytes).max()),
+            figure_bytes: match verdict {
+                Verdict::Steady => Some(0),
+                Verdict::CannotTell => None,
+                _ => finding.map(|found| found.bytes_per_step.max(0.0) as u64),
+            },
+            severity: match verdict {
+                Verdict::Leak => 4,
+                Verdict::Fragmentation => 3,
+                Verdict::GrowingCache => 2,
+                Verdict::CannotTell => 1,
                 Verdict::Steady => 0,
             },
-            verdict: finding.verdict.name().replace('_', " "),
+            verdict: verdict.name().replace('_', " "),
             ..RankRow::default()
         }
     })?;
-    let mut findings =
-        answers.iter().filter_map(|(_, answer)| answer.as_ref().ok()).flat_map(|report| &report.findings);
-    Ok(if findings.any(|finding| args.fails(finding)) { exit::MEMORY_GROWS } else { code })
+    let findings = answers.iter().filter_map(|(_, answer)| answer.as_ref().ok()).flat_map(|report| &report.findings);
+    let judged = args.code(findings.map(LeakAnswer::verdict));
+    Ok(if judged == exit::OK { code } else { judged })
 }
 
 impl Args {
-    /// Whether a verdict is one that `--fail-on` names.
-    fn fails(&self, finding: &Finding) -> bool {
-        match self.fail_on {
-            FailOn::Leak => finding.verdict == Verdict::Leak,
-            FailOn::Growth => finding.verdict != Verdict::Steady,
+    /// The exit code for these verdicts: growth that `--fail-on` names comes first.
+    fn code(&self, verdicts: impl Iterator<Item = Verdict> + Clone) -> u8 {
+        let fails = |verdict: Verdict| match self.fail_on {
+            FailOn::Leak => verdict == Verdict::Leak,
+            FailOn::Growth => !matches!(verdict, Verdict::Steady | Verdict::CannotTell),
             FailOn::Never => false,
+        };
+        if verdicts.clone().any(fails) {
+            exit::MEMORY_GROWS
+        } else if self.fail_on != FailOn::Never && verdicts.clone().any(|verdict| verdict == Verdict::CannotTell) {
+            exit::CANNOT_TELL
+        } else {
+            exit::OK
         }
     }
 
@@ -164,23 +178,28 @@ struct ReplayedSource {
 }
 
 impl ReplayedSource {
-    fn open(args: &Args, name: &str, progress: &dyn Progress) -> Result<ReplayedSource, CommandError> {
+    fn open(args: &Args, name: &str, progress: &dyn Progress) -> Result<ReplayedSource, LeakFailure> {
         let options = args.settings.of(name);
-        let (source, settings): (Box<dyn Source>, _) = match options.recording(progress)? {
-            Some(recording) => {
-                let settings = recording.settings.conf().to_owned();
-                (Box::new(recording), settings)
-            }
-            None => (options.open(progress)?, String::new()),
-        };
+        let recording = options.recording(progress)?;
+        let settings = recording.as_ref().map(|recording| recording.settings.conf().to_owned()).unwrap_or_default();
         let spec = source::strategy_or_recorded(args.strategy.as_deref(), &settings)?;
-        let options = ReplayOptions { resumes: true, ..ReplayOptions::default() };
-        // Two readings: the first one looks for the steps.
-        let observed = {
-            let reading = ProgressSource::stage(&*source, progress, "replaying step by step", 2);
+        let observe = |source: &dyn Source| {
+            // Three readings: the first two look for the steps.
+            let reading = ProgressSource::stage(source, progress, "replaying step by step", 3);
+            let options = ReplayOptions { resumes: true, ..ReplayOptions::default() };
             let replay = source::replay(&reading, &args.device, &spec)?.options(options);
-            ObservedSteps::of_replay(&replay, args.step_at.as_deref()).map_err(leak_failure)?
+            Ok::<_, LeakFailure>(ObservedSteps::of_replay(&replay, args.step_at.as_deref())?)
         };
+        let Some(recording) = recording else {
+            let source = options.open(progress)?;
+            let observed = observe(&*source)?;
+            return Ok(ReplayedSource { source, observed });
+        };
+        let observed = observe(&recording)?;
+        let is_hypothetical =
+            args.strategy.is_some() || args.device.limit.is_some() || args.device.spec()? != DeviceSpec::default();
+        let observed = if is_hypothetical { observed } else { observed.with_recorded_reserved(&recording) };
+        let source: Box<dyn Source> = Box::new(recording);
         Ok(ReplayedSource { source, observed })
     }
 }
@@ -190,17 +209,19 @@ fn judge_source(
     name: &str,
     baseline: Option<&ObservedSteps>,
     progress: &dyn Progress,
-) -> Result<Finding, CommandError> {
-    let ReplayedSource { source, observed } = ReplayedSource::open(args, name, progress)?;
-    let mut finding = judge(&observed, baseline, &args.bar()).map_err(leak_failure)?;
-    if finding.verdict == Verdict::Leak {
-        let source = ProgressSource::stage(&*source, progress, "finding what grows", 1);
-        finding.growers = observed.growers(&source, finding.first_step).map_err(leak_failure)?;
-    }
-    Ok(finding)
+) -> Result<LeakAnswer, CommandError> {
+    let judged = ReplayedSource::open(args, name, progress).and_then(|ReplayedSource { source, observed }| {
+        let mut finding = judge(&observed, baseline, &args.bar())?;
+        if finding.verdict == Verdict::Leak {
+            let source = ProgressSource::stage(&*source, progress, "finding what grows", 1);
+            finding.growers = observed.growers(&source, finding.first_step)?;
+        }
+        Ok(LeakAnswer::Judged(Box::new(finding)))
+    });
+    judged.or_else(|failure| failure.answer(name))
 }
 
-fn judge_series(args: &Args, baseline: Option<&ObservedSteps>) -> Result<Finding, CommandError> {
+fn judge_series(args: &Args, baseline: Option<&ObservedSteps>) -> Result<LeakAnswer, CommandError> {
     let mut recordings: Vec<Recording> = Vec::new();
     for name in &args.sources {
         let recording = args.settings.of(name).recording(&Stages::of(name))?;
@@ -208,21 +229,59 @@ fn judge_series(args: &Args, baseline: Option<&ObservedSteps>) -> Result<Finding
             CommandError::usage(anyhow!("'{name}' is not a PyTorch snapshot; --each judges every source on its own"))
         })?);
     }
-    let mut finding = judge(&ObservedSteps::of_snapshots(&recordings), baseline, &args.bar()).map_err(leak_failure)?;
+    let observed = ObservedSteps::of_snapshots(&recordings);
+    let mut finding = match judge(&observed, baseline, &args.bar()) {
+        Ok(finding) => finding,
+        Err(error) => return LeakFailure::Leak(error).answer(&observed.name),
+    };
     if finding.verdict == Verdict::Leak {
         let inventories = LiveInventory::of_snapshots(&recordings);
         if let (Some(before), Some(after)) = (inventories.get(finding.first_step), inventories.last()) {
             finding.growers = before.growers(after, inventories.len() - 1 - finding.first_step);
         }
     }
-    Ok(finding)
+    Ok(LeakAnswer::Judged(Box::new(finding)))
 }
 
-/// A source that cannot be judged is a usage error; a failed replay is not.
-fn leak_failure(error: LeakError) -> CommandError {
-    match error {
-        LeakError::Trace(_) | LeakError::NoSuchPhase { .. } | LeakError::TooShort { .. } => CommandError::usage(error),
-        LeakError::Replay(error) => CommandError::replay(error),
-        LeakError::Strategy(_) => error.into(),
+/// Why a source was not judged: it has too little for a verdict, or something failed.
+enum LeakFailure {
+    Leak(LeakError),
+    Command(CommandError),
+}
+
+impl From<LeakError> for LeakFailure {
+    fn from(error: LeakError) -> LeakFailure {
+        LeakFailure::Leak(error)
+    }
+}
+
+impl From<CommandError> for LeakFailure {
+    fn from(error: CommandError) -> LeakFailure {
+        LeakFailure::Command(error)
+    }
+}
+
+impl From<LeakFailure> for CommandError {
+    /// A source that cannot be judged is a usage error; a failed replay is not.
+    fn from(failure: LeakFailure) -> CommandError {
+        match failure {
+            LeakFailure::Command(error) => error,
+            LeakFailure::Leak(LeakError::Replay(error)) => CommandError::replay(error),
+            LeakFailure::Leak(error @ LeakError::Strategy(_)) => error.into(),
+            LeakFailure::Leak(error) => CommandError::usage(error),
+        }
+    }
+}
+
+impl LeakFailure {
+    /// Too little to judge is an answer.
+    fn answer(self, source: &str) -> Result<LeakAnswer, CommandError> {
+        match self {
+            LeakFailure::Leak(error) => match error.unjudged(source) {
+                Ok(unjudged) => Ok(LeakAnswer::Unjudged(unjudged)),
+                Err(error) => Err(LeakFailure::Leak(error).into()),
+            },
+            LeakFailure::Command(error) => Err(error),
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! The findings of `oomph leaks`, and the memory of every step as CSV.
 
-use std::fmt::Write as _;
+use serde::Serialize;
 
 use super::{
     Medium, Render, ReportError,
@@ -11,7 +11,9 @@ use super::{
 use crate::{
     answer::{
         holders::{GroupBy, Grower},
-        leaks::{CourseKind, Finding, Quantity, RecoverableBy, StepUse, StepsFrom, Verdict},
+        leaks::{
+            CourseKind, Doubt, Finding, LeftOut, Quantity, RecoverableBy, StepUse, StepsFrom, UnjudgedSource, Verdict,
+        },
     },
     base::Bytes,
 };
@@ -33,52 +35,112 @@ const HEADINGS: [&str; 9] = [
     "collected",
 ];
 
+/// Where a replay reserves something else than the recorded program did.
+const AS_RECORDED: &str = "as recorded: a replay reserves another amount, because a recording does not contain the memory \
+                           fraction. What is stuck in the cache is unknown";
+/// Below growing blocks that are named by their size.
+const WITHOUT_STACKS: &str = "no call stacks were recorded: record with stacks=\"python\", as `oomph record` does";
+
 /// The columns that a narrow terminal loses first, by place.
 const DISPENSABLE: [usize; 4] = [6, 7, 5, 4];
 
+/// The answer for one source.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub enum LeakAnswer {
+    /// What memory does.
+    Judged(Box<Finding>),
+    /// There is too little to judge.
+    Unjudged(UnjudgedSource),
+}
+
+impl LeakAnswer {
+    /// The verdict.
+    #[must_use]
+    pub fn verdict(&self) -> Verdict {
+        match self {
+            LeakAnswer::Judged(finding) => finding.verdict,
+            LeakAnswer::Unjudged(unjudged) => unjudged.verdict,
+        }
+    }
+
+    /// What was found, if there was enough to judge.
+    #[must_use]
+    pub fn finding(&self) -> Option<&Finding> {
+        match self {
+            LeakAnswer::Judged(finding) => Some(finding),
+            LeakAnswer::Unjudged(_) => None,
+        }
+    }
+
+    fn text(&self, top: usize, medium: Medium) -> String {
+        match self {
+            LeakAnswer::Judged(finding) => text(finding, top, medium),
+            LeakAnswer::Unjudged(UnjudgedSource { source, doubt, reason, .. }) => {
+                format!("{source}: cannot tell: {reason}\n{}", labelled("help", doubt.remedy()))
+            }
+        }
+    }
+}
+
 /// The findings for one source or several.
 pub struct LeakReport {
-    /// One finding per source.
-    pub findings: Vec<Finding>,
+    /// One answer per source.
+    pub findings: Vec<LeakAnswer>,
     /// How many growing call sites, tags or sizes are named.
     pub top: usize,
 }
 
 impl Render for LeakReport {
-    type Row = Finding;
+    type Row = LeakAnswer;
 
-    fn rows(&self) -> &[Finding] {
+    fn rows(&self) -> &[LeakAnswer] {
         &self.findings
     }
 
     /// One line per step.
     fn csv(&self) -> Result<String, ReportError> {
-        let steps = self.findings.iter().flat_map(|finding| {
+        let steps = self.findings.iter().filter_map(LeakAnswer::finding).flat_map(|finding| {
             finding.per_step.iter().map(move |step| ((&finding.source, finding.verdict.name()), step))
         });
         rows::to_csv_with(&["source", "verdict"], steps)
     }
 
     fn text(&self, medium: Medium) -> String {
-        self.findings.iter().map(|finding| text(finding, self.top, medium)).collect::<Vec<_>>().join("\n")
+        self.findings.iter().map(|answer| answer.text(self.top, medium)).collect::<Vec<_>>().join("\n")
     }
+}
+
+/// A line below the verdict.
+fn labelled(label: &str, value: &str) -> String {
+    format!("  {label:<12} {value}\n")
 }
 
 /// The finding in words, the `top` that grow most, the last steps, and what all steps keep as a
 /// plot.
 fn text(finding: &Finding, top: usize, medium: Medium) -> String {
     let mut out = format!("{}: {}\n", finding.source, verdict(finding));
-    let mut line = |label: &str, value: String| {
-        let _ = writeln!(out, "  {label:<12} {value}");
-    };
+    let mut line = |label: &str, value: String| out.push_str(&labelled(label, &value));
+    if let Some(doubt) = finding.doubt {
+        line("help", help(finding, doubt));
+    }
     line("slope", slope(finding));
     if let Some(accepted) = finding.baseline_bytes_per_step {
         line("baseline", format!("{} per step", signed_bytes(accepted)));
     }
     line("judged", format!("steps {} to {}, {}", finding.first_step, finding.last_step, found_by(&finding.steps_from)));
+    if let Some(left_out) = &finding.left_out {
+        line("left out", left_out_text(left_out));
+    }
+    if finding.reserved_from_recording {
+        line("reserved", AS_RECORDED.to_owned());
+    }
     line("kept", format!("{} on average", Bytes(finding.level_bytes)));
     if finding.collected_bytes > 0 {
         line("collected", format!("{} in blocks of several ages at once", Bytes(finding.collected_bytes)));
+    }
+    if let Some(bytes) = finding.left_behind_bytes {
+        line("left behind", format!("{} per step, in blocks that are still alive after the last step", Bytes(bytes)));
     }
     if let Some(advice) = advice(finding) {
         line("recoverable", advice.to_owned());
@@ -92,6 +154,9 @@ fn text(finding: &Finding, top: usize, medium: Medium) -> String {
     for (place, grower) in finding.growers.iter().take(top).enumerate() {
         line(if place == 0 { "growing" } else { "" }, growth(grower));
     }
+    if finding.growers.first().is_some_and(|grower| grower.by == GroupBy::Size) {
+        line("", WITHOUT_STACKS.to_owned());
+    }
     let unnamed = finding.growers.len().saturating_sub(top);
     if unnamed > 0 {
         line("", format!("and {unnamed} more; --top {} names them", finding.growers.len()));
@@ -104,6 +169,22 @@ fn text(finding: &Finding, top: usize, medium: Medium) -> String {
         out.push_str(&plot("kept per step", &kept, terminal));
     }
     out
+}
+
+/// What would help, with the number of steps that did not suffice.
+fn help(finding: &Finding, doubt: Doubt) -> String {
+    match doubt {
+        Doubt::WideInterval | Doubt::ShortRise => {
+            format!("{}: {} were judged", doubt.remedy(), finding.last_step + 1 - finding.first_step)
+        }
+        _ => doubt.remedy().to_owned(),
+    }
+}
+
+fn left_out_text(left_out: &LeftOut) -> String {
+    let what = if left_out.is_exit { "when the program exits" } else { "after the last step" };
+    let events = left_out.events;
+    format!("the last {events} events, which free {} {what}", Bytes(left_out.freed_bytes))
 }
 
 fn slope(finding: &Finding) -> String {
@@ -139,21 +220,26 @@ pub(super) fn grower_name(grower: &Grower) -> String {
     }
 }
 
-fn verdict(finding: &Finding) -> &'static str {
-    match (finding.verdict, finding.course) {
-        (Verdict::Leak, _) => "leak: blocks pile up that are never freed",
+fn verdict(finding: &Finding) -> String {
+    let words = match (finding.verdict, finding.course) {
+        (Verdict::CannotTell, _) => {
+            return format!("cannot tell: {}", finding.doubt.unwrap_or(Doubt::WideInterval).sentence());
+        }
+        (Verdict::Leak, _) if finding.left_behind_bytes.is_some() => "leak: blocks pile up that are never freed",
+        (Verdict::Leak, _) => "leak: live memory grows from step to step",
         (Verdict::GrowingCache, _) => "growing cache: whole free segments pile up",
         (Verdict::Fragmentation, _) => "fragmentation: free memory piles up between live blocks",
         (Verdict::Steady, _) if finding.saw_tooth => "steady: a saw-tooth that the garbage collector brings down",
         (Verdict::Steady, CourseKind::Negligible) => "steady: the growth is too small to matter so far",
         (Verdict::Steady, CourseKind::Saturated) => "steady: it grew and has stopped growing",
         (Verdict::Steady, _) => "steady",
-    }
+    };
+    words.to_owned()
 }
 
 fn advice(finding: &Finding) -> Option<&'static str> {
     match (finding.verdict, finding.recoverable_by) {
-        (Verdict::Steady, RecoverableBy::None) => None,
+        (Verdict::Steady, RecoverableBy::None) | (Verdict::CannotTell, _) => None,
         (_, RecoverableBy::Gc) => Some("by gc.collect(): blocks of several ages were freed at once"),
         (_, RecoverableBy::EmptyCache) => {
             Some("by torch.cuda.empty_cache(); PyTorch's allocator does the same before a request fails")
@@ -173,6 +259,7 @@ fn found_by(steps: &StepsFrom) -> String {
         StepsFrom::Marks => "as marked".to_owned(),
         StepsFrom::Phase(name) => format!("each beginning at '{name}'"),
         StepsFrom::Period(requests) => format!("a repeating pattern of {requests} requests"),
+        StepsFrom::LowPoints => "each beginning at a low point of memory".to_owned(),
         StepsFrom::Windows => "parts of equal length: the source has no marks and no period".to_owned(),
         StepsFrom::Snapshots => "one per snapshot".to_owned(),
     }
@@ -232,14 +319,15 @@ mod tests {
             .collect();
         observed.end_judged = 20;
         observed.capacity = Some(1000 * MIB);
-        LeakReport { findings: vec![judge(&observed, None, &GrowthThreshold::default()).unwrap()], top: 10 }
+        let finding = judge(&observed, None, &GrowthThreshold::default()).unwrap();
+        LeakReport { findings: vec![LeakAnswer::Judged(Box::new(finding))], top: 10 }
     }
 
     #[test]
     fn leak_shows_its_slope_and_its_end() {
         let text = report(10 * MIB).text(Medium::PIPE);
         for words in [
-            "builder: leak: blocks pile up",
+            "builder: leak: live memory grows",
             "10.0 MiB of kept memory per step (95 % interval 10.0 MiB to 10.0 MiB, p = 0.000)",
             "will run out in step 91, with 1000 MiB available",
             "unknown: gc.collect()",

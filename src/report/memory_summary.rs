@@ -38,6 +38,10 @@ pub fn memory_summary(summary: &MemorySummary, medium: Medium) -> String {
     table.finish(&format!("after {event} events; cudaMalloc retries: {retries}; CUDA OOMs: {ooms}"), [])
 }
 
+/// In place of call sites.
+pub const WITHOUT_STACKS: &str = "call sites are unknown: no call stacks were recorded. Record with stacks=\"python\", as \
+                                  `oomph record` does, or group by --by size.";
+
 /// The first of `count` requesters of memory.
 pub fn operations(operations: &[RequesterUsage], by: GroupBy, count: usize, medium: Medium) -> String {
     let heading = match by {

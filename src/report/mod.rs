@@ -34,8 +34,8 @@ pub use error::ReportError;
 pub use folder::{
     FolderRecord, RecordFolder, RunFolder, copy_run, read_detail, read_environment, read_records, read_timings,
 };
-pub use leaks::LeakReport;
-pub use memory_summary::{memory_summary, operations};
+pub use leaks::{LeakAnswer, LeakReport};
+pub use memory_summary::{WITHOUT_STACKS, memory_summary, operations};
 pub use merge::Shards;
 pub use partition::{Partition, PartitionError, PartitionRule};
 pub use ranks::RankReport;

@@ -12,8 +12,9 @@ use oomph::{
     base::{GIB, NoProgress, parallel_map},
     models::Recipe,
     replay::Replay,
+    report::{LeakAnswer, LeakReport, Medium, Render},
     suite::{SourceSpec, all_cores},
-    trace::Source,
+    trace::{Event, Op, Source, Trace, torch::Snapshot},
 };
 
 fn recorded(name: &str) -> PathBuf {
@@ -152,10 +153,67 @@ fn snapshots_in_order_are_one_series() {
     let row = &json["rows"][0];
     assert_eq!((&row["steps_from"], &row["verdict"]), (&"snapshots".into(), &"steady".into()));
     assert_eq!(row["per_step"][1]["allocated_bytes"], 4_496_976_384_u64);
-    let (_, err) = run(".", &["leaks", &names[0], &names[1]], 2);
-    assert!(err.contains("2 snapshots are too few"), "{err}");
+    let (out, _) = run(".", &["leaks", &names[0], &names[1]], 108);
+    assert!(out.contains("cannot tell: 2 snapshots are too few") && out.contains("record more steps"), "{out}");
     let (_, err) = run(".", &["leaks", &names[0], "training"], 2);
     assert!(err.contains("'training' is not a PyTorch snapshot"), "{err}");
     let (_, err) = run(".", &["leaks", &names[0], "--step-at", "nonsense"], 2);
     assert!(err.contains("Optimizer.step#AdamW.step"), "{err}");
+}
+
+#[test]
+fn snapshot_without_history_is_not_judged() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("no-history.pickle");
+    let mut snapshot = Snapshot::open(recorded("leak_outputs"), &NoProgress).unwrap();
+    snapshot.traces.iter_mut().for_each(Vec::clear);
+    snapshot.write(std::fs::File::create(&file).unwrap(), &NoProgress).unwrap();
+    let (file, leak) = (file.to_str().unwrap(), recorded("leak_outputs"));
+    let (out, _) = run(".", &["leaks", file], 108);
+    for words in [": cannot tell: there is no history", "_record_memory_history()", "`oomph record`"] {
+        assert!(out.contains(words), "'{words}' is missing in\n{out}");
+    }
+    assert!(!out.contains("steady") && !out.contains("p = "), "{out}");
+    // One source without an answer does not hide the answer for another.
+    let (out, _) = run(".", &["leaks", "--each", file, leak.to_str().unwrap(), "--format", "json"], 105);
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((&json["rows"][0]["verdict"], &json["rows"][0]["doubt"]), (&"cannot_tell".into(), &"no_history".into()));
+    assert!(json["rows"][0]["bytes_per_step"].is_null(), "{out}");
+    assert_eq!(json["rows"][1]["verdict"], "leak");
+    run(".", &["leaks", file, "--fail-on", "never"], 0);
+}
+
+#[test]
+fn exit_is_named_and_left_out() {
+    let (out, _) = run(".", &["leaks", "leak-outputs", "--set", "steps=8"], 105);
+    assert!(!out.contains("left out"), "{out}");
+    let mut trace = Trace::read(&Recipe::named("leak-outputs").unwrap().workload().unwrap()).unwrap();
+    let mut alive = BTreeMap::new();
+    for event in &trace.events {
+        match event.op {
+            Op::Alloc { slot, stream, .. } => drop(alive.insert(slot, stream)),
+            Op::Free { slot, .. } => drop(alive.remove(&slot)),
+            _ => {}
+        }
+    }
+    let last = trace.events[trace.events.len() - 1];
+    trace.events.extend(alive.into_iter().map(|(slot, stream)| Event { op: Op::Free { slot, stream }, ..last }));
+    let found = finding(&trace, None);
+    assert_eq!((found.verdict, found.recoverable_by), (Verdict::Leak, RecoverableBy::Unknown));
+    let left_out = found.left_out.unwrap();
+    assert!(left_out.is_exit && left_out.requests == 0 && left_out.freed_bytes > 10 * GIB, "{left_out:?}");
+    let text = LeakReport { findings: vec![LeakAnswer::Judged(Box::new(found))], top: 3 }.text(Medium::PIPE);
+    let words = format!("left out     the last {} events, which free ", left_out.events);
+    assert!(text.contains(&words) && text.contains("when the program exits"), "{text}");
+}
+
+#[test]
+fn recordings_without_stacks_say_so() {
+    let file = recorded("leak_outputs");
+    let (out, _) = run(".", &["leaks", file.to_str().unwrap()], 105);
+    assert!(out.contains("blocks of ") && out.contains("no call stacks were recorded"), "{out}");
+    let (out, _) = run(".", &["inspect", file.to_str().unwrap(), "--by", "site"], 0);
+    assert!(out.contains("no call stacks were recorded") && !out.contains("unknown site"), "{out}");
+    let (out, _) = run(".", &["inspect", recorded("varlen_stack").to_str().unwrap(), "--by", "site"], 0);
+    assert!(!out.contains("no call stacks were recorded"), "{out}");
 }

@@ -43,6 +43,7 @@ mod throughput;
 mod torch_oracle;
 mod transformer_cli;
 mod transformer_truth;
+mod verdicts;
 mod verify;
 mod verify_middle;
 mod verify_on;

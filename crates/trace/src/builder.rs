@@ -228,6 +228,9 @@ impl TraceBuilder {
     }
 }
 
+/// The phase in which a trace requests the blocks that existed before its recording.
+pub const BEFORE_RECORDING: &str = "before the recording";
+
 const FAILED: &str = "(failed when recorded)";
 
 /// Adds a request that failed when it was recorded: a request that is freed at once, at a call site that marks it.

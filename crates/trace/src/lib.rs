@@ -28,7 +28,7 @@ pub mod umpire;
 
 pub use oomph_pytorch::InitialLayout;
 
-pub use builder::{TraceBuilder, failed_when_recorded};
+pub use builder::{BEFORE_RECORDING, TraceBuilder, failed_when_recorded};
 pub use check::{MemoryKind, TraceChecker, TracedBlock, check, for_each_checked_event};
 pub use event::{
     BlockSlot, Category, CollectiveKind, Event, LabelId, MarkKind, NO_OPERAND, Op, OpKind, ShapeId, TableFull, Tables,

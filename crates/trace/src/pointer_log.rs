@@ -9,8 +9,8 @@ use std::{
 };
 
 use super::{
-    MarkKind, Trace, TraceBuilder, TraceError, builder::add_failed_request, file::LineReader, interner::Interner,
-    memory_budget::MemoryBudget,
+    BEFORE_RECORDING, MarkKind, Trace, TraceBuilder, TraceError, builder::add_failed_request, file::LineReader,
+    interner::Interner, memory_budget::MemoryBudget,
 };
 use oomph_base::{Nanos, SiteId, StreamId, TagId, ThreadId};
 
@@ -106,7 +106,7 @@ impl PointerLog {
         let before = self.blocks_before();
         let mut live = HashMap::new();
         if !before.is_empty() {
-            self.builder.mark(MarkKind::Phase, "before the recording", 0);
+            self.builder.mark(MarkKind::Phase, BEFORE_RECORDING, 0);
             for (pointer, bytes, stream) in before {
                 // A block of unknown size cannot be requested.
                 if bytes > 0 {

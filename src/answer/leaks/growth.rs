@@ -7,6 +7,9 @@
 //! A significant slope is not yet a warning. The growth must be large enough ([`GrowthThreshold`]), the low points must rise with it
 //! (a saw-tooth comes back down), and it must not have ended: start-up, a first validation or a cache that is now full
 //! are steps to another steady level. Growth that began late is judged from where it began.
+//!
+//! A slope that is not significant is not yet steadiness. The interval must exclude growth that matters, or memory must
+//! have come back to its earlier low level. Otherwise the series is [`CourseKind::Unclear`].
 
 use serde::Serialize;
 use statrs::distribution::{ContinuousCDF, StudentsT};
@@ -27,6 +30,14 @@ pub struct GrowthThreshold {
 impl Default for GrowthThreshold {
     fn default() -> GrowthThreshold {
         GrowthThreshold { significance: 0.005, least_share: 0.01, least_bytes: 2 * MIB }
+    }
+}
+
+impl GrowthThreshold {
+    /// The least growth of a series with this level that counts.
+    #[must_use]
+    pub fn least(&self, level: f64) -> f64 {
+        (level * self.least_share).max(self.least_bytes as f64)
     }
 }
 
@@ -57,6 +68,8 @@ pub enum CourseKind {
     Saturated,
     /// It rises and comes back down.
     SawTooth,
+    /// It may be level and may grow.
+    Unclear,
 }
 
 /// The second half may be this much less steep than the whole before growth has ended; the first half, before growth
@@ -64,12 +77,21 @@ pub enum CourseKind {
 const LEAST_SHARE_OF_SLOPE: f64 = 0.5;
 /// Low points must rise by this share of what the slope says.
 const LEAST_SHARE_OF_FLOOR: f64 = 0.25;
+/// A series is level if its interval excludes growth by this share of the level.
+const LEAST_SHARE_NOT_EXCLUDED: f64 = 0.02;
+/// A slope below this p-value is not taken for chance, even if it is not significant.
+const LEAST_P_OF_CHANCE: f64 = 0.05;
+/// Growth has stopped if the last steps rise by less than this share of what the slope says.
+const LEAST_SHARE_AT_END: f64 = 0.1;
+/// The last steps are one part in so many, and at least as many as a line needs.
+const PARTS_PER_END: usize = 5;
 /// One in this many points may lie below what counts as the low point.
 const POINTS_PER_OUTLIER: usize = 8;
 
 /// Judges a series of levels; `None` where there are too few. Growth must be worth something against `level`.
 #[must_use]
 pub fn course(series: &[f64], level: f64, bar: &GrowthThreshold) -> Option<SeriesCourse> {
+    let least = bar.least(level);
     let mut first = 0;
     loop {
         let stretch = &series[first..];
@@ -84,7 +106,13 @@ pub fn course(series: &[f64], level: f64, bar: &GrowthThreshold) -> Option<Serie
                 continue;
             }
             let moved_up = first > 0 || lies_above(late, &early[..early.len().div_ceil(2)]);
-            return judged(if moved_up { CourseKind::Saturated } else { CourseKind::Level });
+            return judged(if !is_settled(stretch, &trend, level, least) {
+                if has_settled_late(stretch, least) { CourseKind::Saturated } else { CourseKind::Unclear }
+            } else if moved_up {
+                CourseKind::Saturated
+            } else {
+                CourseKind::Level
+            });
         }
         if trend.slope <= 0.0 {
             return judged(CourseKind::Falling);
@@ -97,11 +125,50 @@ pub fn course(series: &[f64], level: f64, bar: &GrowthThreshold) -> Option<Serie
             first += early.len();
             continue;
         }
-        if trend.growth() < (level * bar.least_share).max(bar.least_bytes as f64) {
+        if trend.growth() < least {
             return judged(CourseKind::Negligible);
         }
-        return judged(if comes_back_down(stretch, &trend) { CourseKind::SawTooth } else { CourseKind::Growing });
+        if comes_back_down(stretch, &trend) {
+            return judged(CourseKind::SawTooth);
+        }
+        return judged(match steps_since_stop(stretch, &trend) {
+            None => CourseKind::Growing,
+            Some(steps) if steps > FEWEST_POINTS => CourseKind::Saturated,
+            Some(_) => CourseKind::Unclear,
+        });
     }
+}
+
+/// Whether a series without a significant slope is known not to grow: memory comes back to its earlier low level, or the
+/// interval excludes growth that matters.
+fn is_settled(stretch: &[f64], trend: &Trend, level: f64, least: f64) -> bool {
+    let third = (stretch.len() / 3).max(1);
+    let end = (stretch.len() * 2 / 5).max(1);
+    let (early, late) = (low_point(&stretch[..third]), low_point(&stretch[stretch.len() - end..]));
+    // One point is no low level of several, so that it must come back exactly.
+    let tolerance = if third > 1 { least } else { 0.0 };
+    if late <= early + tolerance {
+        return true;
+    }
+    let by_chance = trend.p_value >= LEAST_P_OF_CHANCE || trend.growth() < least;
+    by_chance && trend.most_growth() < (level * LEAST_SHARE_NOT_EXCLUDED).max(least)
+}
+
+/// Whether the last points are level, whatever came before.
+fn has_settled_late(stretch: &[f64], least: f64) -> bool {
+    let from = stretch.len() / 2;
+    (from..=stretch.len().saturating_sub(FEWEST_POINTS))
+        .step_by((stretch.len() / PARTS_PER_END).max(1))
+        .filter_map(|first| Trend::of(&stretch[first..]))
+        .any(|late| late.most_growth() < least && late.low <= 0.0)
+}
+
+/// The number of last steps without growth, if no earlier steps of that number were without growth.
+fn steps_since_stop(stretch: &[f64], trend: &Trend) -> Option<usize> {
+    let steps = (stretch.len() / PARTS_PER_END).max(FEWEST_POINTS);
+    let is_flat = |part: &[f64]| part[steps] - part[0] < LEAST_SHARE_AT_END * trend.slope * steps as f64;
+    let mut parts = stretch.windows(steps + 1).rev();
+    (parts.next().is_some_and(is_flat) && !parts.skip(steps - 1).any(is_flat)).then_some(steps)
 }
 
 /// Whether every level of `these` is above every level of `those`.
@@ -202,6 +269,12 @@ impl Trend {
     #[must_use]
     pub fn growth(&self) -> f64 {
         self.slope * (self.points - 1) as f64
+    }
+
+    /// The upper end of the interval of what the line adds.
+    #[must_use]
+    pub fn most_growth(&self) -> f64 {
+        self.high * (self.points - 1) as f64
     }
 
     /// The line at its last point.

@@ -10,21 +10,28 @@
 //! | stuck: cached memory in segments that live blocks share | fragmentation | nothing |
 //! | reserved | growing cache | `empty_cache`; the allocator itself, before a request fails |
 //!
-//! Otherwise memory is steady. The low point of a step does not depend on where exactly a step is cut. The first step is
-//! start-up and is not judged; neither is one in which memory ran out. The command line asks and `report` shows the
-//! answer. This module knows no files and prints nothing.
+//! Otherwise memory is steady, or it cannot be told ([`Doubt`]). The low point of a step does not depend on where exactly
+//! a step is cut. The first step is start-up and is not judged; neither is one in which memory ran out, nor what comes
+//! after the last step ([`LeftOut`]). The command line asks and `report` shows the answer. This module knows no files and
+//! prints nothing.
 
 pub mod growth;
+mod low_points;
 mod observed;
+mod period;
 mod steps;
 
 pub use growth::{CourseKind, GrowthThreshold, Trend};
 pub use observed::{ObservedSteps, StepUse};
-pub use steps::{FEWEST_STEPS, Steps, StepsFrom, period};
+pub use period::period;
+pub use steps::{FEWEST_STEPS, LeftOut, Steps, StepsFrom};
 
 use serde::Serialize;
 
-use self::growth::{FEWEST_POINTS, SeriesCourse, course};
+use self::{
+    growth::{FEWEST_POINTS, SeriesCourse, course},
+    period::FEWEST_REQUESTS_OF_STEP,
+};
 use crate::{answer::holders::Grower, replay::ReplayError, strategy::StrategyError, trace::TraceError};
 
 /// Why there is no answer.
@@ -47,6 +54,12 @@ pub enum LeakError {
         /// Those that the source names.
         known: Vec<String>,
     },
+    /// Nothing was recorded before the snapshot was taken.
+    #[error("there is no history: nothing was recorded before the snapshot was taken, so there is nothing to judge")]
+    NoHistory,
+    /// No step repeats.
+    #[error("no step repeats, and too little was recorded to judge memory without steps")]
+    NoSteps,
     /// Too little to judge.
     #[error("{found} {what} are too few to tell growth from start-up: at least {needed} are needed")]
     TooShort {
@@ -75,6 +88,81 @@ pub enum Verdict {
     Fragmentation,
     /// Nothing grows.
     Steady,
+    /// It may grow and may not: see [`Doubt`].
+    CannotTell,
+}
+
+/// Why it cannot be told whether memory grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Doubt {
+    /// The interval of the slope contains zero and growth that matters.
+    WideInterval,
+    /// Memory rises over the last steps only, or none of the blocks of these steps stays alive.
+    ShortRise,
+    /// Memory rises, and no step is known: a single pass of a model rises too.
+    NoSteps,
+    /// Memory rises by short patterns that may be the layers of one pass.
+    MayBeLayers,
+    /// Nothing was recorded before the snapshot was taken.
+    NoHistory,
+    /// There are too few steps or events.
+    TooShort,
+}
+
+impl Doubt {
+    /// The sentence about it.
+    #[must_use]
+    pub const fn sentence(self) -> &'static str {
+        match self {
+            Doubt::WideInterval => "the interval of the slope contains both zero and growth that matters",
+            Doubt::ShortRise => "memory rises over a few steps only, and may come down again",
+            Doubt::NoSteps => "memory rises, but no step repeats; a single pass of a model rises as well",
+            Doubt::MayBeLayers => "memory rises with a short pattern of requests, which may be the layers of one pass",
+            Doubt::NoHistory => "there is no history: nothing was recorded before the snapshot was taken",
+            Doubt::TooShort => "there are too few steps to tell growth from start-up",
+        }
+    }
+
+    /// What would help.
+    #[must_use]
+    pub const fn remedy(self) -> &'static str {
+        match self {
+            Doubt::WideInterval | Doubt::ShortRise | Doubt::TooShort => "record more steps",
+            Doubt::NoSteps | Doubt::MayBeLayers => {
+                "record several steps with the lines of `oomph record`, which mark them, or name a phase with --step-at"
+            }
+            Doubt::NoHistory => {
+                "start to record before the steps: torch.cuda.memory._record_memory_history(); `oomph record` prints the lines"
+            }
+        }
+    }
+}
+
+/// A source without anything that could be judged.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct UnjudgedSource {
+    /// What was to be judged.
+    pub source: String,
+    /// Always [`Verdict::CannotTell`].
+    pub verdict: Verdict,
+    /// Why.
+    pub doubt: Doubt,
+    /// The same as a sentence.
+    pub reason: String,
+}
+
+impl LeakError {
+    /// The answer where a source has too little to judge; otherwise the error itself.
+    pub fn unjudged(self, source: &str) -> Result<UnjudgedSource, LeakError> {
+        let doubt = match self {
+            LeakError::NoHistory => Doubt::NoHistory,
+            LeakError::NoSteps => Doubt::NoSteps,
+            LeakError::TooShort { .. } => Doubt::TooShort,
+            error => return Err(error),
+        };
+        Ok(UnjudgedSource { source: source.to_owned(), verdict: Verdict::CannotTell, doubt, reason: self.to_string() })
+    }
 }
 
 impl Verdict {
@@ -86,6 +174,7 @@ impl Verdict {
             Verdict::GrowingCache => "growing_cache",
             Verdict::Fragmentation => "fragmentation",
             Verdict::Steady => "steady",
+            Verdict::CannotTell => "cannot_tell",
         }
     }
 }
@@ -154,6 +243,8 @@ pub struct Finding {
     pub source: String,
     /// What memory does.
     pub verdict: Verdict,
+    /// Why it cannot be told.
+    pub doubt: Option<Doubt>,
     /// What brings it down.
     pub recoverable_by: RecoverableBy,
     /// Slope of [`quantity`](Finding::quantity): what a step adds.
@@ -178,6 +269,13 @@ pub struct Finding {
     pub first_step: usize,
     /// The last step that counts.
     pub last_step: usize,
+    /// The events after the last step, which are not judged, if memory falls in them.
+    pub left_out: Option<LeftOut>,
+    /// Whether reserved memory is that of the recording, because the replay reserved something else.
+    pub reserved_from_recording: bool,
+    /// What the middle one of the judged steps leaves behind, if every step leaves blocks behind that are never freed.
+    /// Otherwise what grows is the size of blocks, or the time for which they are kept.
+    pub left_behind_bytes: Option<u64>,
     /// How steps were found.
     #[serde(flatten)]
     pub steps_from: StepsFrom,
@@ -204,20 +302,30 @@ pub fn judge(
     bar: &GrowthThreshold,
 ) -> Result<Finding, LeakError> {
     let steps = observed.judged();
-    let kept = judged_course(observed, baseline, Quantity::KeptBytes, bar)?;
+    let mut kept = judged_course(observed, baseline, Quantity::KeptBytes, bar)?;
     let collected: u64 = steps.iter().map(|step| step.collected_bytes).sum();
     let level = Quantity::KeptBytes.level(steps);
-    let collects = collected as f64 >= (level * bar.least_share).max(bar.least_bytes as f64);
-    let (mut verdict, mut quantity, mut course) = (Verdict::Steady, Quantity::KeptBytes, kept);
-    for (candidate, of) in [
-        (Verdict::Leak, Quantity::KeptBytes),
-        (Verdict::Fragmentation, Quantity::StuckBytes),
-        (Verdict::GrowingCache, Quantity::ReservedBytes),
-    ] {
-        let judged = judged_course(observed, baseline, of, bar)?;
-        if judged.kind == CourseKind::Growing {
-            (verdict, quantity, course) = (candidate, of, judged);
-            break;
+    let collects = collected as f64 >= bar.least(level);
+    // Growth that the baseline has too is not held against the source by its blocks either.
+    let doubt = match (baseline, kept.kind) {
+        (Some(_), CourseKind::Unclear) => Some(Doubt::WideInterval),
+        (Some(_), _) => None,
+        (None, _) => settle(observed, &mut kept, bar),
+    };
+    let (mut verdict, mut quantity, mut course) = match (doubt, kept.kind) {
+        (Some(_), _) => (Verdict::CannotTell, Quantity::KeptBytes, kept),
+        (None, CourseKind::Growing) => (Verdict::Leak, Quantity::KeptBytes, kept),
+        (None, _) => (Verdict::Steady, Quantity::KeptBytes, kept),
+    };
+    if verdict == Verdict::Steady {
+        for (candidate, of) in
+            [(Verdict::Fragmentation, Quantity::StuckBytes), (Verdict::GrowingCache, Quantity::ReservedBytes)]
+        {
+            let judged = judged_course(observed, baseline, of, bar)?;
+            if judged.kind == CourseKind::Growing && reserved_rises_with(&steps[judged.first..], &judged.trend) {
+                (verdict, quantity, course) = (candidate, of, judged);
+                break;
+            }
         }
     }
     let baseline_trend = baseline.and_then(|baseline| Trend::of(&quantity.series(baseline.judged())));
@@ -225,9 +333,10 @@ pub fn judge(
     Ok(Finding {
         source: observed.name.clone(),
         verdict,
+        doubt,
         recoverable_by: match verdict {
             Verdict::Leak if collects => RecoverableBy::None,
-            Verdict::Leak => RecoverableBy::Unknown,
+            Verdict::Leak | Verdict::CannotTell => RecoverableBy::Unknown,
             Verdict::GrowingCache => RecoverableBy::EmptyCache,
             Verdict::Fragmentation => RecoverableBy::None,
             Verdict::Steady if collects => RecoverableBy::Gc,
@@ -239,11 +348,15 @@ pub fn judge(
         p_value: course.trend.p_value,
         quantity,
         course: course.kind,
-        saw_tooth: collects && verdict != Verdict::Leak,
+        saw_tooth: collects && !matches!(verdict, Verdict::Leak | Verdict::CannotTell),
         collected_bytes: collected,
         level_bytes: level as u64,
         first_step: numbers(course.first),
         last_step: numbers(steps.len() - 1),
+        left_out: observed.left_out,
+        reserved_from_recording: observed.reserved_from_recording,
+        left_behind_bytes: (verdict == Verdict::Leak && blocks_pile_up(&steps[kept.first..], bar))
+            .then(|| left_behind(&steps[kept.first..])),
         steps_from: observed.steps_from.clone(),
         capacity_bytes: observed.capacity,
         runs_out_at_step: runs_out_at(observed, verdict, &course),
@@ -253,6 +366,86 @@ pub fn judge(
         growers: Vec::new(),
         per_step: observed.steps.clone(),
     })
+}
+
+/// Every step but the last leaves blocks behind that are alive at the end: the least of them this share of what the
+/// middle one leaves.
+const LEAST_SHARE_LEFT_BEHIND: f64 = 0.05;
+/// What is kept rises by at least this share of what is left behind.
+const LEAST_SHARE_KEPT: f64 = 0.5;
+/// With fewer points, a rise is growth only if the blocks of single steps stay alive.
+const ENOUGH_WITHOUT_BLOCKS: usize = 16;
+/// A model has fewer layers than this.
+const MOST_LAYERS: usize = 1024;
+
+/// What the middle one of all steps but the last leaves behind: bytes that are alive when the last step ends. What the
+/// last step requested may be temporary.
+fn left_behind(steps: &[StepUse]) -> u64 {
+    let mut left: Vec<u64> = steps[..steps.len().saturating_sub(1)].iter().map(|step| step.surviving_bytes).collect();
+    left.sort_unstable();
+    left.get(left.len().saturating_sub(1) / 2).copied().unwrap_or(0)
+}
+
+/// Whether every step leaves blocks behind, and what is kept rises with them. A steady program leaves none, or only
+/// those of its last steps.
+fn blocks_pile_up(steps: &[StepUse], bar: &GrowthThreshold) -> bool {
+    let ([first, .., last], true) = (steps, steps.len() >= FEWEST_POINTS) else { return false };
+    let middle = left_behind(steps) as f64;
+    let earlier = &steps[..steps.len() - 1];
+    let all = middle * earlier.len() as f64;
+    all >= bar.least(first.kept_bytes as f64)
+        && earlier.iter().all(|step| step.surviving_bytes as f64 >= LEAST_SHARE_LEFT_BEHIND * middle)
+        && last.kept_bytes as f64 - first.kept_bytes as f64 >= LEAST_SHARE_KEPT * all
+}
+
+/// Whether the later steps, except for the last one or two, leave nothing behind.
+fn nothing_is_left_behind(steps: &[StepUse], bar: &GrowthThreshold) -> bool {
+    let Some(first) = steps.first() else { return true };
+    let from = if steps.len() < 2 * FEWEST_POINTS { 0 } else { steps.len() / 2 };
+    let except = |last: usize| {
+        let left: u64 = steps[from..steps.len() - last].iter().map(|step| step.surviving_bytes).sum();
+        (left as f64) < bar.least(first.kept_bytes as f64)
+    };
+    steps.len() >= FEWEST_POINTS && except(1) || steps.len() > FEWEST_POINTS + 1 && except(2)
+}
+
+/// Decides what the series of kept bytes leaves open by the blocks that steps leave behind, and says what still is open.
+fn settle(observed: &ObservedSteps, kept: &mut SeriesCourse, bar: &GrowthThreshold) -> Option<Doubt> {
+    let steps = observed.judged();
+    let stretch = &steps[kept.first..];
+    let blocks_are_known = observed.steps_from != StepsFrom::Snapshots;
+    match kept.kind {
+        CourseKind::Unclear | CourseKind::Level | CourseKind::Saturated if blocks_pile_up(steps, bar) => {
+            let trend = Trend::of(&Quantity::KeptBytes.series(steps)).unwrap_or(kept.trend);
+            *kept = SeriesCourse { trend, first: 0, kind: CourseKind::Growing };
+        }
+        CourseKind::Unclear if blocks_are_known && nothing_is_left_behind(steps, bar) => kept.kind = CourseKind::Level,
+        CourseKind::Unclear => return Some(Doubt::WideInterval),
+        CourseKind::Growing if blocks_are_known && stretch.len() < ENOUGH_WITHOUT_BLOCKS => {
+            let is_open = kept.first > 0 || nothing_is_left_behind(stretch, bar);
+            if is_open && !blocks_pile_up(stretch, bar) {
+                return Some(Doubt::ShortRise);
+            }
+        }
+        _ => {}
+    }
+    match observed.steps_from {
+        _ if kept.kind != CourseKind::Growing => None,
+        StepsFrom::Windows => Some(Doubt::NoSteps),
+        StepsFrom::Period(requests) if requests < FEWEST_REQUESTS_OF_STEP && observed.steps.len() < MOST_LAYERS => {
+            Some(Doubt::MayBeLayers)
+        }
+        _ => None,
+    }
+}
+
+/// Reserved memory rises by at least this share of what is stuck in the cache, if fragmentation is the reason.
+const LEAST_SHARE_RESERVED: f64 = 0.5;
+
+/// Whether reserved memory rises with a series. Where it does not, free memory only moves from whole segments to others.
+fn reserved_rises_with(steps: &[StepUse], trend: &Trend) -> bool {
+    let ([first, ..], Some(last)) = (steps, steps.last()) else { return false };
+    last.reserved_bytes as f64 - first.reserved_bytes as f64 >= LEAST_SHARE_RESERVED * trend.growth()
 }
 
 /// The course of one series, less what the baseline shows too.
@@ -275,7 +468,7 @@ fn judged_course(
         let beyond = course.trend.beyond(&accepted);
         if beyond.p_value >= bar.significance || beyond.slope <= 0.0 {
             course.kind = CourseKind::Level;
-        } else if beyond.growth() < (quantity.level(steps) * bar.least_share).max(bar.least_bytes as f64) {
+        } else if beyond.growth() < bar.least(quantity.level(steps)) {
             course.kind = CourseKind::Negligible;
         }
     }
@@ -290,7 +483,7 @@ fn runs_out_at(observed: &ObservedSteps, verdict: Verdict, course: &SeriesCourse
     let needed = match verdict {
         Verdict::Leak => course.trend.end() + steps.iter().map(|step| step.transient_bytes).max()? as f64,
         Verdict::Fragmentation => last.reserved_bytes as f64,
-        Verdict::GrowingCache | Verdict::Steady => return None,
+        Verdict::GrowingCache | Verdict::Steady | Verdict::CannotTell => return None,
     };
     let room = (observed.capacity? as f64 - needed).max(0.0);
     Some(last.step as u64 + (room / course.trend.slope) as u64 + 1)
@@ -341,6 +534,8 @@ mod tests {
             step.reserved_bytes += number * 100 * MIB;
         }));
         assert_eq!((stuck.verdict, stuck.recoverable_by), (Verdict::Fragmentation, RecoverableBy::None));
+        let moved = finding(&ten_steps(|number, step| step.stuck_bytes += number * 100 * MIB));
+        assert_eq!(moved.verdict, Verdict::Steady, "free memory moves, and reserved memory does not grow");
         let cache = finding(&ten_steps(|number, step| step.reserved_bytes += number * 100 * MIB));
         assert_eq!((cache.verdict, cache.recoverable_by), (Verdict::GrowingCache, RecoverableBy::EmptyCache));
         assert_eq!(cache.runs_out_at_step, None, "a cache is given back before a request fails");

@@ -4,14 +4,17 @@ use serde::Serialize;
 
 use super::{
     LeakError,
-    steps::{Steps, StepsFrom},
+    steps::{LeftOut, Steps, StepsFrom},
 };
 use crate::{
     answer::holders::{Grower, LiveInventory},
     base::MIB,
     replay::{FailedRequest, LiveBlock, Observer, OpenedAllocator, Replay, ReplayMoment, replay as run},
     strategy::{BlockState, Context, EventSink, Freed, Layout, Outcome, Silent, Strategy},
-    trace::{Source, torch::Recording},
+    trace::{
+        Op, Source,
+        torch::{Action, Recording, TraceEntry},
+    },
 };
 
 /// How memory stood in every step, and who held it.
@@ -31,8 +34,16 @@ pub struct ObservedSteps {
     pub ran_out_at: Option<usize>,
     /// How much memory there is.
     pub capacity: Option<u64>,
+    /// The events after the last step, if memory falls in them.
+    pub left_out: Option<LeftOut>,
+    /// Whether reserved memory is that of the recording, because the replay reserved something else.
+    pub reserved_from_recording: bool,
     /// Number of the event that each step begins with, and of the end.
     starts: Vec<u64>,
+    /// For each step, the number of requests in the trace up to its end.
+    request_ends: Vec<u64>,
+    /// For each step, what the replay had reserved after its last request.
+    reserved_after_requests: Vec<u64>,
 }
 
 impl ObservedSteps {
@@ -46,21 +57,26 @@ impl ObservedSteps {
         let capacity = replay.limit.or(limit).unwrap_or(all);
         let mut ledger = StepRecorder::new(&found);
         let replayed = run(source, &mut *strategy, &mut *device, &replay.options, &mut ledger)?;
+        let reserved_after_requests = std::mem::take(&mut ledger.reserved);
         let steps = ledger.finish(&*strategy);
         strategy.close(&mut Context { device: &mut *device, sink: &mut Silent })?;
         let ran_out_at = replayed.first_oom.map(|FailedRequest { event, .. }| found.step_of(event).unwrap_or(0));
-        let mut starts = found.starts;
+        let mut starts = found.starts.clone();
         starts.truncate(steps.len());
-        starts.push(replayed.events);
+        starts.push(replayed.events.min(found.end));
         Ok(ObservedSteps {
             name: source.name().to_owned(),
-            steps_from: found.from,
-            first_judged: 1.min(steps.len()),
+            steps_from: found.from.clone(),
+            first_judged: found.start_up().min(steps.len()),
             end_judged: ran_out_at.map_or(steps.len(), |step| step.min(steps.len())),
             steps,
             ran_out_at,
             capacity: Some(capacity),
+            left_out: found.left_out,
+            reserved_from_recording: false,
             starts,
+            request_ends: found.request_ends,
+            reserved_after_requests,
         })
     }
 
@@ -81,8 +97,28 @@ impl ObservedSteps {
             steps,
             ran_out_at: None,
             capacity: None,
+            left_out: None,
+            reserved_from_recording: false,
             starts: Vec::new(),
+            request_ends: Vec::new(),
+            reserved_after_requests: Vec::new(),
         }
+    }
+
+    /// Takes reserved memory from the recording if the replay reserved something else: the program had a limit of its
+    /// own, which no snapshot contains, or pools. What is stuck in the cache is not known then.
+    #[must_use]
+    pub fn with_recorded_reserved(mut self, recording: &Recording) -> ObservedSteps {
+        let recorded = reserved_after(recording, &self.request_ends);
+        let differs =
+            |(replayed, recorded): (&u64, &u64)| *replayed > 0 && replayed.abs_diff(*recorded) > replayed / PARTS_ALIKE;
+        if self.reserved_after_requests.iter().zip(&recorded).any(differs) {
+            for (step, reserved) in self.steps.iter_mut().zip(recorded) {
+                (step.reserved_bytes, step.stuck_bytes, step.releasable_bytes) = (reserved, 0, 0);
+            }
+            self.reserved_from_recording = true;
+        }
+        self
     }
 
     /// The steps that count.
@@ -99,6 +135,36 @@ impl ObservedSteps {
         let [before, after] = LiveInventory::at_events(source, before, after)?;
         Ok(before.growers(&after, self.end_judged - first))
     }
+}
+
+/// A replay is like the recording if both reserve the same to one part in so many. Addresses decide which of two cached
+/// blocks of one size is taken, so that reserved memory may differ a little.
+const PARTS_ALIKE: u64 = 10;
+
+/// What a recording had reserved after each of these numbers of requests of its trace.
+fn reserved_after(recording: &Recording, requests: &[u64]) -> Vec<u64> {
+    let is_request = |entry: &TraceEntry| entry.size > 0 && matches!(entry.action, Action::Alloc | Action::OutOfMemory);
+    let change = |entry: &TraceEntry| match entry.action {
+        Action::SegmentAlloc | Action::SegmentMap => entry.size as i64,
+        Action::SegmentFree | Action::SegmentUnmap => -(entry.size as i64),
+        _ => 0,
+    };
+    let in_trace = recording.trace.events.iter().filter(|event| matches!(event.op, Op::Alloc { .. })).count();
+    let in_entries = recording.witnessed.iter().filter(|entry| is_request(entry)).count();
+    // The trace first requests the blocks that existed before.
+    let mut made = in_trace.saturating_sub(in_entries) as u64;
+    let at_end: u64 = recording.final_segments.iter().map(|segment| segment.total_size).sum();
+    let mut reserved = at_end as i64 - recording.witnessed.iter().map(change).sum::<i64>();
+    let mut found = Vec::with_capacity(requests.len());
+    for entry in &recording.witnessed {
+        reserved += change(entry);
+        made += u64::from(is_request(entry));
+        while requests.get(found.len()).is_some_and(|&end| end <= made) {
+            found.push(reserved.max(0) as u64);
+        }
+    }
+    found.resize(requests.len(), at_end);
+    found
 }
 
 /// Memory at the end of a recording, as the snapshot itself says.
@@ -147,6 +213,8 @@ pub struct StepUse {
     pub passing_blocks: u64,
     /// Their bytes, as asked for.
     pub passing_bytes: u64,
+    /// Bytes of the blocks that were asked for in this step and are alive when the last step ends.
+    pub surviving_bytes: u64,
     /// Given back after they had outlived at least one whole step, together with blocks of another age: what a garbage
     /// collector does.
     pub collected_bytes: u64,
@@ -203,6 +271,12 @@ pub struct StepRecorder<'a> {
     done: Vec<StepUse>,
     /// The step that runs, once one has begun.
     current: Option<StepUse>,
+    /// Whether the last step has ended.
+    ended: bool,
+    /// Live bytes by the step that asked for them.
+    surviving: Vec<u64>,
+    /// Reserved bytes after the last request of each step; 0 for a step without one.
+    reserved: Vec<u64>,
     /// Birth steps of what outlived a step and was given back in this one: the earliest, the latest and the bytes.
     aged: Option<(usize, usize, u64)>,
 }
@@ -212,13 +286,25 @@ impl<'a> StepRecorder<'a> {
     #[must_use]
     pub fn new(steps: &'a Steps) -> StepRecorder<'a> {
         let layout_every = steps.starts.len().div_ceil(MOST_LAYOUTS);
-        StepRecorder { steps, layout_every, done: Vec::new(), current: None, aged: None }
+        StepRecorder {
+            steps,
+            layout_every,
+            done: Vec::new(),
+            current: None,
+            ended: false,
+            surviving: Vec::new(),
+            reserved: Vec::new(),
+            aged: None,
+        }
     }
 
     /// Every step. `strategy` is the one that was watched, in its last state.
     #[must_use]
     pub fn finish(mut self, strategy: &dyn Strategy) -> Vec<StepUse> {
         self.end_step(strategy);
+        for (step, bytes) in self.done.iter_mut().zip(self.surviving) {
+            step.surviving_bytes = bytes;
+        }
         self.done
     }
 
@@ -231,7 +317,7 @@ impl<'a> StepRecorder<'a> {
     }
 
     fn end_step(&mut self, strategy: &dyn Strategy) {
-        let Some(mut step) = self.current else { return };
+        let Some(mut step) = self.current.filter(|_| !self.ended) else { return };
         let usage = strategy.stats().current;
         let before = self.done.last().map_or(CacheSplit::default(), |last| CacheSplit {
             releasable: last.releasable_bytes,
@@ -255,20 +341,32 @@ impl EventSink for StepRecorder<'_> {}
 
 impl Observer for StepRecorder<'_> {
     fn before(&mut self, now: &ReplayMoment<'_>) {
+        if now.index >= self.steps.end && !self.ended {
+            // The exit has begun to free blocks of all ages.
+            self.aged = None;
+            self.end_step(now.strategy);
+            self.ended = true;
+        }
         let next = self.current.map_or(0, |current| current.step + 1);
         if self.steps.starts.get(next).is_some_and(|&start| start <= now.index) {
             self.begin_step(now.strategy);
         }
     }
 
-    fn served(&mut self, _: &ReplayMoment<'_>, _: &LiveBlock, _: Outcome) {
-        if let Some(step) = &mut self.current {
-            step.born_blocks += 1;
-        }
+    fn served(&mut self, now: &ReplayMoment<'_>, live: &LiveBlock, _: Outcome) {
+        let Some(step) = self.current.as_mut().filter(|_| !self.ended) else { return };
+        step.born_blocks += 1;
+        self.surviving.resize(step.step + 1, 0);
+        self.surviving[step.step] += live.block.size;
+        self.reserved.resize(step.step + 1, 0);
+        self.reserved[step.step] = now.strategy.stats().current.reserved;
     }
 
     fn freed(&mut self, _: &ReplayMoment<'_>, live: &LiveBlock, _: Freed) {
-        let Some(step) = &mut self.current else { return };
+        let Some(step) = self.current.as_mut().filter(|_| !self.ended) else { return };
+        if let Some(surviving) = self.steps.step_of(live.born).and_then(|born| self.surviving.get_mut(born)) {
+            *surviving -= live.block.size;
+        }
         // What was there before the first step belongs to it.
         let born = self.steps.step_of(live.born).unwrap_or(0);
         if born == step.step {
@@ -281,7 +379,7 @@ impl Observer for StepRecorder<'_> {
     }
 
     fn after(&mut self, now: &ReplayMoment<'_>) {
-        if let Some(step) = &mut self.current {
+        if let Some(step) = self.current.as_mut().filter(|_| !self.ended) {
             let allocated = now.strategy.stats().current.allocated;
             step.kept_bytes = step.kept_bytes.min(allocated);
             step.peak_allocated_bytes = step.peak_allocated_bytes.max(allocated);

@@ -1,19 +1,30 @@
-//! Where the steps of a trace begin: at its step marks, at a phase that repeats, or where the requested sizes repeat.
+//! Where the steps of a trace begin and where the last one ends.
+//!
+//! Steps begin at step marks, at a phase that repeats, where requested sizes or call sites repeat, or at the low points of
+//! memory. What comes after the last step (the exit of the program, a last evaluation) belongs to no step.
 
 use std::{collections::BTreeMap, ops::ControlFlow};
 
 use serde::Serialize;
 
-use super::LeakError;
+use super::{
+    LeakError,
+    low_points::LowPoints,
+    period::{FEWEST_REQUESTS_OF_STEP, Repetition},
+};
 use crate::{
     answer::scan,
-    trace::{LabelId, MarkKind, Op, Source, TraceError},
+    base::MIB,
+    trace::{BEFORE_RECORDING, LabelId, MarkKind, Op, Source, TraceError},
 };
 
 /// Fewer steps than this, the first of which is start-up, say nothing.
 pub const FEWEST_STEPS: usize = 4;
 /// Into how many parts of equal length a trace without any steps is cut.
 const WINDOWS: u64 = 32;
+/// Without steps, memory is judged only if what was requested is so many times what memory spans: a part of one step
+/// requests a few times as much.
+const LEAST_TURNOVER: f64 = 16.0;
 
 /// How steps were found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -23,49 +34,77 @@ pub enum StepsFrom {
     Marks,
     /// By the beginnings of the annotated phase of this name.
     Phase(String),
-    /// By the period of the requested sizes, in requests.
+    /// By the period of the requested sizes or of the call sites, in requests.
     Period(usize),
+    /// At the low points of memory between two rises.
+    LowPoints,
     /// Not at all: parts of equal length stand in for them.
     Windows,
     /// Every snapshot is one.
     Snapshots,
 }
 
-/// Where steps begin.
+/// Where steps begin and end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Steps {
     /// How they were found.
     pub from: StepsFrom,
     /// The number of the event that each begins with, ascending. What comes before the first belongs to no step.
     pub starts: Vec<u64>,
+    /// The number of the event with which the last one has ended.
+    pub end: u64,
+    /// What comes after it, if memory falls below what the last step began with.
+    pub left_out: Option<LeftOut>,
+    /// For each step, the number of requests in the trace up to its end.
+    pub(super) request_ends: Vec<u64>,
+}
+
+/// The events after the last step, in which memory falls: the program exits, or does something else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct LeftOut {
+    /// How many there are.
+    pub events: u64,
+    /// How many of them are requests.
+    pub requests: u64,
+    /// How far memory falls in them, as requested.
+    pub freed_bytes: u64,
+    /// Whether they are the exit of the program: almost nothing is requested any more.
+    pub is_exit: bool,
 }
 
 /// What a trace says about its steps.
 #[derive(Default)]
 struct StepSigns {
     events: u64,
+    /// The first event of the history. Blocks that existed before it come first in the trace.
+    history: u64,
     marks: Vec<u64>,
     /// By label: the event and how many requests came before it.
     phases: BTreeMap<LabelId, Vec<(u64, u64)>>,
     requests: u64,
+    /// Requests and frees in the history.
+    recorded: u64,
 }
 
 impl Steps {
     /// Finds the steps of a source. A phase that is named is taken at its word.
     pub fn find(source: &dyn Source, phase: Option<&str>) -> Result<Steps, LeakError> {
         let (signs, labels) = signs(source)?;
+        if signs.recorded == 0 {
+            return Err(LeakError::NoHistory);
+        }
         let name = |label: LabelId| labels.get(label as usize).map_or("", String::as_str);
         if let Some(asked) = phase {
             let places = signs.phases.iter().find(|(label, _)| name(**label) == asked).map(|(_, places)| places);
             let Some(places) = places.filter(|places| places.len() >= FEWEST_STEPS) else {
                 let mut known: Vec<String> = signs.phases.keys().map(|&label| name(label).to_owned()).collect();
-                known.retain(|name| !name.is_empty());
+                known.retain(|name| !name.is_empty() && name != BEFORE_RECORDING);
                 return Err(LeakError::NoSuchPhase { asked: asked.to_owned(), known });
             };
-            return Ok(Steps::at_phase(asked, places));
+            return Ok(Steps::at_phase(asked, places).ended(source, &signs)?);
         }
         if signs.marks.len() >= FEWEST_STEPS {
-            return Ok(Steps { from: StepsFrom::Marks, starts: signs.marks });
+            return Ok(Steps::at(StepsFrom::Marks, signs.marks.clone()).ended(source, &signs)?);
         }
         // The most regular of the annotated phases; of equally regular ones the most frequent.
         let regular = signs
@@ -76,49 +115,290 @@ impl Steps {
                 irregularity(one).total_cmp(&irregularity(other)).then(other.len().cmp(&one.len()))
             });
         if let Some((&label, places)) = regular {
-            return Ok(Steps::at_phase(name(label), places));
+            return Ok(Steps::at_phase(name(label), places).ended(source, &signs)?);
         }
-        if let Some(steps) = by_period(source)? {
-            return Ok(steps);
-        }
-        // Parts of equal length stand in for unmarked steps. Where steps are marked, parts of one step would be taken
-        // for steps.
+        // Where steps are marked, parts of one step would be taken for steps.
         if let found @ 1.. = signs.marks.len() as u64 {
             return Err(LeakError::TooShort { what: "steps", found, needed: FEWEST_STEPS as u64 });
         }
-        let starts = (0..WINDOWS).map(|window| signs.events * window / WINDOWS).collect::<Vec<_>>();
-        match signs.events {
-            0..WINDOWS => Err(LeakError::TooShort { what: "events", found: signs.events, needed: WINDOWS }),
-            _ => Ok(Steps { from: StepsFrom::Windows, starts }),
+        let history = RequestHistory::read(source, signs.history)?;
+        let periodic = history.by_period();
+        let is_long = matches!(&periodic, Some((FEWEST_REQUESTS_OF_STEP.., _)));
+        let low_points = if is_long { None } else { history.low_points.starts() };
+        let unmarked = match (periodic, low_points) {
+            // A short pattern may be a layer. Low points that are further apart are better steps.
+            (Some((_, starts)), Some(low_points)) if low_points.len() < starts.len() => {
+                Some(Steps::at(StepsFrom::LowPoints, low_points))
+            }
+            (Some((requests, starts)), _) => Some(Steps::at(StepsFrom::Period(requests), starts)),
+            (None, low_points) => low_points.map(|starts| Steps::at(StepsFrom::LowPoints, starts)),
+        };
+        if let Some(steps) = unmarked {
+            return Ok(steps.ended(source, &signs)?);
         }
+        let last = history.places.last().map_or(signs.events, |&place| place + 1);
+        if signs.recorded < WINDOWS {
+            return Err(LeakError::TooShort { what: "requests and frees", found: signs.recorded, needed: WINDOWS });
+        }
+        if history.turnover() < LEAST_TURNOVER {
+            return Err(LeakError::NoSteps);
+        }
+        let events = last - signs.history.min(last);
+        let starts = (0..WINDOWS).map(|window| signs.history + events * window / WINDOWS).collect();
+        Ok(Steps::at(StepsFrom::Windows, starts).ended(source, &signs)?)
+    }
+
+    fn at(from: StepsFrom, starts: Vec<u64>) -> Steps {
+        Steps { from, starts, end: u64::MAX, left_out: None, request_ends: Vec::new() }
     }
 
     fn at_phase(name: &str, places: &[(u64, u64)]) -> Steps {
-        Steps { from: StepsFrom::Phase(name.to_owned()), starts: places.iter().map(|(event, _)| *event).collect() }
+        Steps::at(StepsFrom::Phase(name.to_owned()), places.iter().map(|(event, _)| *event).collect())
     }
 
-    /// Which step an event belongs to; `None` before the first.
+    /// The number of first steps that are start-up. Steps that are not marked begin within start-up, so that the second
+    /// one has a part of it.
+    #[must_use]
+    pub fn start_up(&self) -> usize {
+        match self.from {
+            StepsFrom::Marks | StepsFrom::Phase(_) => 1,
+            StepsFrom::Snapshots => 0,
+            StepsFrom::Period(_) | StepsFrom::LowPoints | StepsFrom::Windows => {
+                if self.starts.len() > FEWEST_STEPS + 1 { 2 } else { 1 }
+            }
+        }
+    }
+
+    /// Which step an event belongs to; `None` before the first and after the last.
     #[must_use]
     pub fn step_of(&self, event: u64) -> Option<usize> {
+        if event >= self.end {
+            return None;
+        }
         self.starts.partition_point(|&start| start <= event).checked_sub(1)
+    }
+
+    /// Finds where the last step ends: after the last moment at which memory was as high as when it began. What follows
+    /// is left out if it is the exit of the program or something else, and not the habit of the program (see
+    /// [`StepLows::ends_with`]).
+    fn ended(mut self, source: &dyn Source, signs: &StepSigns) -> Result<Steps, TraceError> {
+        self.end = signs.events;
+        let Some(&last) = self.starts.last() else { return Ok(self) };
+        let mut lows = StepLows::new(self.starts.len());
+        let (mut live, mut sizes, mut made) = (0_u64, LiveSizes::default(), 0_u64);
+        let (mut began_with, mut fall): (Option<u64>, Option<FinalFall>) = (None, None);
+        scan(source, |event, op, _| {
+            if event == last {
+                began_with = Some(live);
+            }
+            let (step, before) = (self.step_of(event), live);
+            let change = sizes.change(op);
+            live = live.saturating_add_signed(change);
+            made += u64::from(change > 0);
+            if let Some(step) = step {
+                lows.low[step] = lows.low[step].min(before).min(live);
+                lows.requests[step] += u64::from(change > 0);
+            }
+            if let Some(level) = began_with {
+                fall = match fall {
+                    _ if live >= level => None,
+                    None => Some(FinalFall { event, requests_before: made, lowest: live }),
+                    Some(fall) => Some(FinalFall { lowest: fall.lowest.min(live), ..fall }),
+                };
+            }
+            ControlFlow::<()>::Continue(())
+        })?;
+        let in_steps: u64 = lows.requests.iter().sum();
+        let mut until = made - in_steps;
+        self.request_ends = lows
+            .requests
+            .iter()
+            .map(|requests| {
+                until += requests;
+                until
+            })
+            .collect();
+        if let (Some(level), Some(fall)) = (began_with, fall)
+            && lows.ends_with(level, fall.lowest)
+        {
+            self.end = fall.event;
+            if let Some(last) = self.request_ends.last_mut() {
+                *last = fall.requests_before;
+            }
+            let requests = signs.requests - fall.requests_before;
+            self.left_out = Some(LeftOut {
+                events: signs.events - fall.event,
+                requests,
+                freed_bytes: level - fall.lowest,
+                is_exit: requests <= lows.typical_requests() / REQUESTS_PER_REQUEST_AT_EXIT,
+            });
+        }
+        Ok(self)
+    }
+}
+
+/// Memory falls for good below what the last step began with.
+#[derive(Clone, Copy)]
+struct FinalFall {
+    event: u64,
+    requests_before: u64,
+    lowest: u64,
+}
+
+/// Live bytes and requests of each step.
+struct StepLows {
+    /// The lowest level.
+    low: Vec<u64>,
+    requests: Vec<u64>,
+}
+
+/// The least rise of a step, as a share of the middle one, with which memory still rises in every step.
+const LEAST_SHARE_OF_RISE: f64 = 0.05;
+
+/// A garbage collector runs within this many steps.
+const MANY_STEPS: usize = 12;
+
+impl StepLows {
+    fn new(steps: usize) -> StepLows {
+        StepLows { low: vec![u64::MAX; steps], requests: vec![0; steps] }
+    }
+
+    /// The requests of the middle one of all steps but the last.
+    fn typical_requests(&self) -> u64 {
+        let mut requests = self.requests[..self.requests.len().saturating_sub(1)].to_vec();
+        requests.sort_unstable();
+        requests.get(requests.len() / 2).copied().unwrap_or(0)
+    }
+
+    /// Whether a final fall from the `level` with which the last step began, down to `lowest`, is not part of the
+    /// steps: it goes below what all steps keep, or it gives back what every step has added, or what has been added over
+    /// many steps without a fall. Otherwise a fall to an earlier level is what a garbage collector does.
+    fn ends_with(&self, level: u64, lowest: u64) -> bool {
+        let least = (level / 100).max(2 * MIB);
+        // The first step is start-up.
+        let levels = self.low.get(1..self.low.len() - 1).unwrap_or_default().iter().copied().chain([level]);
+        let levels: Vec<u64> = levels.filter(|&low| low < u64::MAX).collect();
+        let below_all = levels.iter().all(|&low| lowest.saturating_add(least) < low);
+        let mut rises: Vec<f64> = levels.windows(2).map(|pair| pair[1] as f64 - pair[0] as f64).collect();
+        rises.sort_by(f64::total_cmp);
+        let never_fell = levels.len() >= MANY_STEPS && rises.first().is_some_and(|&least| least >= 0.0);
+        let rises_always = match rises.as_slice() {
+            [] => false,
+            rises => rises[0] > 0.0 && rises[0] >= LEAST_SHARE_OF_RISE * rises[rises.len() / 2],
+        };
+        level - lowest >= least && (below_all || rises_always || never_fell)
+    }
+}
+
+/// An exit makes at most one request where a step makes this many.
+const REQUESTS_PER_REQUEST_AT_EXIT: u64 = 4;
+
+/// The sizes of live blocks, by slot of the trace.
+#[derive(Default)]
+struct LiveSizes(Vec<u64>);
+
+impl LiveSizes {
+    /// By how much an event changes live bytes.
+    fn change(&mut self, op: &Op) -> i64 {
+        match *op {
+            Op::Alloc { slot, bytes, .. } => {
+                let slot = slot as usize;
+                if slot >= self.0.len() {
+                    self.0.resize(slot + 1, 0);
+                }
+                self.0[slot] = bytes;
+                i64::try_from(bytes).unwrap_or(i64::MAX)
+            }
+            Op::Free { slot, .. } => {
+                let bytes = self.0.get_mut(slot as usize).map(std::mem::take).unwrap_or(0);
+                -i64::try_from(bytes).unwrap_or(i64::MAX)
+            }
+            _ => 0,
+        }
     }
 }
 
 fn signs(source: &dyn Source) -> Result<(StepSigns, Vec<String>), TraceError> {
     let mut signs = StepSigns::default();
-    let (_, tables) = scan(source, |index, op, _| {
+    let mut before = false;
+    let (_, tables) = scan(source, |index, op, tables| {
+        signs.events = index + 1;
+        if let Op::Mark { kind: MarkKind::Phase, label, .. } = *op {
+            let name = tables.labels().get(label as usize).map_or("", String::as_str);
+            if before {
+                signs.history = signs.events;
+            }
+            before = name == BEFORE_RECORDING;
+        }
         match *op {
-            Op::Mark { kind: MarkKind::Step, .. } => signs.marks.push(index),
+            // Annotations may go back further than the history: what comes before its first event is no step.
+            Op::Mark { kind: MarkKind::Step, .. } => {
+                signs.marks.truncate(if signs.recorded == 0 { 0 } else { usize::MAX });
+                signs.marks.push(index);
+            }
             Op::Mark { kind: MarkKind::Phase, label, .. } => {
-                signs.phases.entry(label).or_default().push((index, signs.requests));
+                let places = signs.phases.entry(label).or_default();
+                places.truncate(if signs.recorded == 0 { 0 } else { usize::MAX });
+                places.push((index, signs.requests));
             }
             Op::Alloc { .. } => signs.requests += 1,
             _ => {}
         }
-        signs.events = index + 1;
+        signs.recorded += u64::from(!before && matches!(op, Op::Alloc { .. } | Op::Free { .. }));
         ControlFlow::<()>::Continue(())
     })?;
     Ok((signs, tables.labels().to_vec()))
+}
+
+/// The requests of a trace without marks.
+#[derive(Default)]
+struct RequestHistory {
+    sizes: Vec<u64>,
+    sites: Vec<u64>,
+    /// The event of each.
+    places: Vec<u64>,
+    low_points: LowPoints,
+}
+
+impl RequestHistory {
+    fn read(source: &dyn Source, from: u64) -> Result<RequestHistory, TraceError> {
+        let mut history = RequestHistory::default();
+        let (mut live, mut sizes) = (0_u64, LiveSizes::default());
+        scan(source, |event, op, _| {
+            live = live.saturating_add_signed(sizes.change(op));
+            if event < from {
+                return ControlFlow::<()>::Continue(());
+            }
+            if let Op::Alloc { bytes, site, .. } = *op {
+                history.sizes.push(bytes);
+                history.sites.push(site.0.into());
+                history.places.push(event);
+            }
+            history.low_points.push(event, live, matches!(op, Op::Alloc { .. }));
+            ControlFlow::Continue(())
+        })?;
+        Ok(history)
+    }
+
+    /// How many times what memory spans was requested, in the second half: start-up loads the model.
+    fn turnover(&self) -> f64 {
+        let requested: f64 = self.sizes[self.sizes.len() / 2..].iter().map(|&bytes| bytes as f64).sum();
+        requested / self.low_points.late_span().max(1) as f64
+    }
+
+    /// Steps of one period each, counted back from the end of the repetition, so that the last is whole. The first is
+    /// whatever is left over. Where lengths vary, sizes do not repeat, but call sites do.
+    fn by_period(&self) -> Option<(usize, Vec<u64>)> {
+        let has_sites = self.sites.iter().any(|&site| site != 0);
+        let by_site = || has_sites.then(|| Repetition::find(&self.sites)).flatten();
+        let Repetition { period, end } = Repetition::find(&self.sizes).or_else(by_site)?;
+        let first = end % period;
+        let mut starts: Vec<u64> = self.places[first..end].iter().copied().step_by(period).collect();
+        if first > 0 {
+            starts.insert(0, self.places[0]);
+        }
+        (starts.len() >= FEWEST_STEPS).then_some((period, starts))
+    }
 }
 
 /// How much the number of requests from one beginning to the next varies, against its mean.
@@ -130,62 +410,6 @@ fn irregularity(places: &[(u64, u64)]) -> f64 {
     }
     let variance = gaps.iter().map(|gap| (gap - mean) * (gap - mean)).sum::<f64>() / gaps.len() as f64;
     variance.sqrt() / mean
-}
-
-/// Steps of one period each, counted back from the end, so that the last is whole. The first is whatever is left over.
-fn by_period(source: &dyn Source) -> Result<Option<Steps>, TraceError> {
-    let (mut sizes, mut places) = (Vec::new(), Vec::new());
-    scan(source, |index, op, _| {
-        if let Op::Alloc { bytes, .. } = *op {
-            sizes.push(bytes);
-            places.push(index);
-        }
-        ControlFlow::<()>::Continue(())
-    })?;
-    let Some(period) = period(&sizes) else { return Ok(None) };
-    let first = places.len() % period;
-    let mut starts: Vec<u64> = places[first..].iter().copied().step_by(period).collect();
-    if first > 0 {
-        starts.insert(0, places[0]);
-    }
-    let enough = starts.len() >= FEWEST_STEPS;
-    Ok(enough.then_some(Steps { from: StepsFrom::Period(period), starts }))
-}
-
-/// The fewest requests of a step.
-const SHORTEST: usize = 4;
-/// How many equal turns the end of the trace must have.
-const LEAST_TURNS: usize = 3;
-/// This share of requests must equal the request one period earlier.
-const LEAST_MATCHING: f64 = 0.98;
-/// A period is examined only if this many places, evenly spread over the trace, match.
-const PROBES: usize = 64;
-
-/// After how many requests the sizes repeat, if they do: the shortest period that holds for the second half of the trace
-/// (start-up is not periodic) and for at least three turns.
-///
-/// ```
-/// use oomph::answer::leaks::period;
-/// let start_up = [7, 9, 11];
-/// let turns = [1, 2, 1, 2, 3].repeat(6);
-/// assert_eq!(period(&[&start_up[..], &turns].concat()), Some(5));
-/// ```
-#[must_use]
-pub fn period(sizes: &[u64]) -> Option<usize> {
-    (SHORTEST..=sizes.len() / LEAST_TURNS).find(|&lag| repeats(sizes, lag))
-}
-
-fn repeats(sizes: &[u64], lag: usize) -> bool {
-    let from = (sizes.len() / 2).min(sizes.len() - (LEAST_TURNS - 1) * lag).max(lag);
-    let compared = sizes.len() - from;
-    let matches = |at: usize| sizes[at] == sizes[at - lag];
-    let mut misses = (0..PROBES).filter(|probe| !matches(from + probe * compared / PROBES));
-    // Twice as many misses as allowed among the probes: chance does not explain it.
-    if misses.nth((PROBES as f64 * (1.0 - LEAST_MATCHING) * 2.0) as usize).is_some() {
-        return false;
-    }
-    let matching = (from..sizes.len()).filter(|&at| matches(at)).count();
-    matching as f64 >= LEAST_MATCHING * compared as f64
 }
 
 #[cfg(test)]
@@ -213,10 +437,9 @@ mod steps_tests {
             turn(&mut builder, &SIZES);
         }
         let unmarked = Steps::find(&builder.clone().finish("phases"), None).unwrap();
-        assert_eq!(
-            unmarked,
-            Steps { from: StepsFrom::Phase("forward".into()), starts: (0..6).map(|n| n * 11).collect() }
-        );
+        assert_eq!(unmarked.from, StepsFrom::Phase("forward".into()));
+        assert_eq!(unmarked.starts, (0..6).map(|n| n * 11).collect::<Vec<_>>());
+        assert_eq!((unmarked.end, unmarked.left_out), (66, None));
         for step in 0..4 {
             builder.mark(MarkKind::Step, "", step);
         }
@@ -248,14 +471,80 @@ mod steps_tests {
         let steps = Steps::find(&builder.finish("periodic"), None).unwrap();
         assert_eq!(steps.from, StepsFrom::Period(5));
         assert_eq!(steps.starts, [0, 6, 16, 26, 36, 46, 56]);
-        assert_eq!((steps.step_of(5), steps.step_of(6), steps.step_of(1000)), (Some(0), Some(1), Some(6)));
+        assert_eq!((steps.step_of(5), steps.step_of(6), steps.step_of(65)), (Some(0), Some(1), Some(6)));
+        assert_eq!(steps.step_of(66), None, "after the end");
 
         let mut builder = TraceBuilder::new();
         (1..200).for_each(|bytes| turn(&mut builder, &[bytes]));
-        let steps = Steps::find(&builder.finish("growing"), None).unwrap();
+        let steps = Steps::find(&builder.finish("larger and larger"), None).unwrap();
+        assert_eq!(steps.from, StepsFrom::LowPoints);
+
+        let mut builder = TraceBuilder::new();
+        for bytes in 1..200 {
+            builder.alloc(bytes, StreamId::DEFAULT, TagId(0));
+        }
+        let found = Steps::find(&builder.clone().finish("one pass"), None);
+        assert!(matches!(found, Err(LeakError::NoSteps)), "{found:?}");
+        // Much more is requested than is kept.
+        (1..4000).for_each(|at| turn(&mut builder, &[1 + at * at % 1999]));
+        let steps = Steps::find(&builder.finish("slow growth"), None).unwrap();
         assert_eq!((steps.from, steps.starts.len()), (StepsFrom::Windows, 32));
-        let nothing = Steps::find(&TraceBuilder::new().finish("empty"), None);
-        assert!(matches!(nothing, Err(LeakError::TooShort { .. })), "{nothing:?}");
+    }
+
+    #[test]
+    fn call_sites_repeat_where_lengths_vary() {
+        let mut builder = TraceBuilder::new();
+        let sites: Vec<_> = (0..80).map(|line| builder.site(&format!("train.py:{line}"))).collect();
+        for length in [3, 7, 5, 8, 2, 9, 4] {
+            for &site in &sites {
+                let block = builder.alloc_at(length * 1000 + u64::from(site.0), StreamId::DEFAULT, TagId(0), site);
+                builder.free(block);
+            }
+        }
+        let steps = Steps::find(&builder.finish("varying lengths"), None).unwrap();
+        assert_eq!((steps.from, steps.starts.len()), (StepsFrom::Period(80), 7));
+    }
+
+    #[test]
+    fn blocks_from_before_the_recording_are_no_history() {
+        let mut builder = TraceBuilder::new();
+        builder.mark(MarkKind::Phase, BEFORE_RECORDING, 0);
+        let block = builder.alloc(512, StreamId::DEFAULT, TagId(0));
+        builder.mark(MarkKind::Phase, "", 0);
+        let nothing = Steps::find(&builder.clone().finish("no history"), None);
+        assert!(matches!(nothing, Err(LeakError::NoHistory)), "{nothing:?}");
+        builder.free(block);
+        let one = Steps::find(&builder.finish("one entry"), None);
+        assert!(matches!(one, Err(LeakError::TooShort { found: 1, .. })), "{one:?}");
+        let empty = Steps::find(&TraceBuilder::new().finish("empty"), None);
+        assert!(matches!(empty, Err(LeakError::NoHistory)), "{empty:?}");
+    }
+
+    /// Six steps of 8 MiB more each, or of the same; then the frees of the last `freed` blocks.
+    fn ends(grows: bool, freed: usize) -> Steps {
+        let mut builder = TraceBuilder::new();
+        let mut kept = vec![builder.alloc(64 * MIB, StreamId::DEFAULT, TagId(0))];
+        for step in 0..6 {
+            builder.mark(MarkKind::Step, "", step);
+            turn(&mut builder, &[20 * MIB, 30 * MIB]);
+            if grows {
+                kept.push(builder.alloc(8 * MIB, StreamId::DEFAULT, TagId(0)));
+            }
+        }
+        kept.drain(kept.len().saturating_sub(freed)..).for_each(|block| builder.free(block));
+        Steps::find(&builder.finish("ends"), None).unwrap()
+    }
+
+    #[test]
+    fn exit_is_left_out() {
+        assert_eq!(ends(true, 0).left_out, None);
+        assert_eq!(ends(false, 0).left_out, None);
+        let all = ends(true, 7);
+        let left_out = all.left_out.unwrap();
+        assert_eq!((left_out.requests, left_out.freed_bytes, left_out.is_exit), (0, 104 * MIB, true));
+        assert_eq!(all.end + left_out.events, ends(true, 0).end + 7);
+        assert_eq!(ends(true, 6).left_out.unwrap().freed_bytes, 40 * MIB, "down to the model");
+        assert_eq!(ends(false, 1).left_out.unwrap().freed_bytes, 64 * MIB);
     }
 
     #[test]
@@ -267,42 +556,5 @@ mod steps_tests {
         (300..400).for_each(|bytes| turn(&mut builder, &[bytes]));
         let found = Steps::find(&builder.finish("died in its second step"), None);
         assert!(matches!(found, Err(LeakError::TooShort { what: "steps", found: 2, .. })), "{found:?}");
-    }
-}
-
-#[cfg(test)]
-mod period_tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    #[test]
-    fn equal_layers_within_a_step_are_not_its_period() {
-        let layers = [3, 5, 4, 8, 3, 6].repeat(12);
-        let step = [&[100, 50][..], &layers, &[200, 51, 50]].concat();
-        assert_eq!(period(&step.repeat(5)), Some(step.len()));
-    }
-
-    #[test]
-    fn what_never_repeats_has_no_period() {
-        let sizes: Vec<u64> = (0..500).map(|at: u64| at.wrapping_mul(2_654_435_761) % 977).collect();
-        assert_eq!(period(&sizes), None);
-        assert_eq!(period(&[]), None);
-        assert_eq!(period(&[1; 11]), None, "two turns are no habit");
-    }
-
-    proptest! {
-        #[test]
-        fn a_repeated_step_is_found_behind_any_start(
-            start in proptest::collection::vec(1000_u64..2000, 0..40),
-            mut step in proptest::collection::vec(1_u64..6, 4..80),
-            turns in 5_usize..9,
-        ) {
-            step.push(10);
-            let sizes = [start, step.repeat(turns)].concat();
-            // The second half is compared with what came a period before it.
-            prop_assume!(sizes.len() / 2 >= sizes.len() - (turns - 1) * step.len());
-            prop_assert_eq!(period(&sizes), Some(step.len()));
-        }
     }
 }

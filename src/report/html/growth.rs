@@ -134,6 +134,7 @@ const fn verdict(kind: CourseKind) -> &'static str {
         CourseKind::Negligible => "steady: negligible growth",
         CourseKind::Saturated => "steady: has stopped growing",
         CourseKind::SawTooth => "steady: a saw-tooth",
+        CourseKind::Unclear => "cannot tell",
     }
 }
 

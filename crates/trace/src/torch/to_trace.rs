@@ -7,7 +7,8 @@ use std::collections::HashMap;
 
 use super::{Action, Annotation, AnnotationEdge, Recording, RecordingGaps, SnapshotBlockState, StackId, TraceEntry};
 use crate::{
-    BlockSlot, MarkKind, TableFull, Trace, TraceBuilder, builder::add_failed_request, memory_budget::MemoryBudget,
+    BEFORE_RECORDING, BlockSlot, MarkKind, TableFull, Trace, TraceBuilder, builder::add_failed_request,
+    memory_budget::MemoryBudget,
 };
 use oomph_base::{Nanos, Progress, SiteId, StreamId, TagId};
 
@@ -90,7 +91,7 @@ impl<'a> TraceConverter<'a> {
         if initial.live().next().is_none() {
             return;
         }
-        self.builder.mark(MarkKind::Phase, "before the recording", 0);
+        self.builder.mark(MarkKind::Phase, BEFORE_RECORDING, 0);
         for (block, stream) in initial.live() {
             if block.requested_size == 0 {
                 self.gaps.contradictions += 1;
