@@ -6,6 +6,7 @@ use clap::ValueEnum;
 use super::{
     exit::{self, CommandError, CommandResult},
     options::{DeviceOptions, Format},
+    output,
     progress::Stages,
     ranks,
     source::{self, SourceSettings},
@@ -17,7 +18,6 @@ use crate::{
         ranks::RankRow,
     },
     base::Progress,
-    replay::ReplayOptions,
     report::LeakReport,
     suite::RankFile,
     trace::{ProgressSource, Source, torch::Recording},
@@ -166,19 +166,16 @@ struct ReplayedSource {
 impl ReplayedSource {
     fn open(args: &Args, name: &str, progress: &dyn Progress) -> Result<ReplayedSource, CommandError> {
         let options = args.settings.of(name);
-        let (source, settings): (Box<dyn Source>, _) = match options.recording(progress)? {
-            Some(recording) => {
-                let settings = recording.settings.conf().to_owned();
-                (Box::new(recording), settings)
-            }
-            None => (options.open(progress)?, String::new()),
-        };
-        let spec = source::strategy_or_recorded(args.strategy.as_deref(), &settings)?;
-        let options = ReplayOptions { resumes: true, ..ReplayOptions::default() };
+        let (source, program) = options.open_with_program(progress)?;
+        let settings = program.as_ref().map_or("", |program| &program.settings);
+        let spec = source::strategy_or_recorded(args.strategy.as_deref(), settings)?;
+        if let Some(note) = program.as_ref().and_then(|program| program.note(&args.device)) {
+            output::complain(&format!("note: {name}: {note}"));
+        }
         // Two readings: the first one looks for the steps.
         let observed = {
             let reading = ProgressSource::stage(&*source, progress, "replaying step by step", 2);
-            let replay = source::replay(&reading, &args.device, &spec)?.options(options);
+            let replay = source::replay(&reading, &args.device, &spec, program.as_ref())?;
             ObservedSteps::of_replay(&replay, args.step_at.as_deref()).map_err(leak_failure)?
         };
         Ok(ReplayedSource { source, observed })
