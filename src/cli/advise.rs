@@ -19,12 +19,17 @@ use crate::{
     },
     base::{Bytes, Progress},
     device::DeviceSpec,
+    measure::SCHEMA,
+    replay::verify::Verdict,
     report::AdviceReport,
     suite::{self, RankFile},
-    trace::{ProgressSource, Trace, torch::FinalOom},
+    trace::{
+        ProgressSource, Trace,
+        torch::{FinalOom, HistoryGap, RecordedLimit},
+    },
 };
 
-/// Recommends allocator settings for a program: one line to paste, the memory needed with and
+/// Recommends allocator settings for a program: one line to paste, the memory it needs with and
 /// without it, what it costs, how sure that is, or why no setting helps.
 ///
 /// The recording is replayed on the simulated GPU under more than thirty settings of PyTorch's
@@ -42,14 +47,18 @@ Examples:
 
 From an OOM to the line to paste: record the program on a card where it runs, or up to the OOM (`oomph record` prints the
 Python lines), and run `oomph advise` on the file. A recording that ends with an OOM shows how much memory there was, so
-neither --memory nor --limit is needed. What the program would have done next is not in it.
+neither --memory nor --limit is needed. What the program would have done next is not in it. If the program's own memory
+fraction refused the request, the answer says so first. The fraction is not in the file; the answer names the range in
+which it is, or the only round fraction in that range, and says from which limit on a setting helps. A recording without a
+history of requests cannot be judged (exit code 108).
 
 Among the settings that need about the least memory (up to 64 MiB or 1 % more), the simplest is recommended: the current
 ones, then the fewest settings, then the least memory. A smaller gain is not worth a change. Requests that failed in the
 recording must succeed too.
 
-`Memory needed` is what the allocator reserves; compare it with torch.cuda.max_memory_reserved. `Smallest device` adds the
-driver's context and the libraries. With --memory the driver refuses more, as a card of that size does; otherwise the
+`Reserved, no limit` is what PyTorch reserves if nothing limits it; compare it with torch.cuda.max_memory_reserved.
+`Smallest limit` is the least memory in which the recording completes: PyTorch then releases cached memory and tries again.
+`Smallest device` adds the driver's context and the libraries. With --memory the driver refuses more, as a card of that size does; otherwise the
 allocator's own limit does, as in `oomph threshold`. `Driver time` is the simulated time of all driver calls of the
 recording: in that memory with --memory or --limit, otherwise on the whole device.
 
@@ -57,7 +66,11 @@ A folder, or a pattern in quotes ('run-*.pickle'), is one recording per rank. Th
 full, then one line per rank, the spread, and the outliers (further from the median than 3.5 times the usual distance, and
 than 1 %).
 
-JSON has one row per source: `recommended`, `saved_bytes`, `confidence`, `reasons`, and `tried` with everything.")]
+`How sure` is about the recorded run: EXACT means that the model repeats every entry of it. The answer for other settings
+is a prediction; the line says how many predictions for such settings were compared with real runs (results/what-if).
+
+JSON has one row per source: `recommended`, `saved_bytes`, `confidence`, `predictions`, `recorded_limit`, `reasons`, and
+`tried` with everything. If no setting is enough, `closest` names one, and nothing is recommended.")]
 pub struct Args {
     /// PyTorch memory snapshots; workloads, workload TOMLs and traces in any known format; or a
     /// folder with one per rank.
@@ -103,8 +116,9 @@ pub fn run(args: Args) -> CommandResult {
             None => return Ok(exit::INTERRUPTED),
         }
     }
+    let any_gap = advices.iter().any(|advice| advice.history_gap.is_some());
     args.format.print(&AdviceReport { advices, top: args.top })?;
-    Ok(exit::OK)
+    Ok(if any_gap { exit::CANNOT_TELL } else { exit::OK })
 }
 
 /// The advice for one source; `None` if it was interrupted.
@@ -116,9 +130,13 @@ fn answer(
     stop: &AtomicBool,
     progress: &dyn Progress,
 ) -> Result<Option<Advice>, CommandError> {
-    let AdvisedProgram { trace, current, confidence, dead_end } = AdvisedProgram::open(args, name, progress)?;
+    let program = AdvisedProgram::open(args, name, progress)?;
+    if program.history_gap.is_some() {
+        return Ok(Some(program.without_answer()));
+    }
+    let AdvisedProgram { trace, current, confidence, dead_end, recorded_limit, .. } = program;
     let seen = dead_end.as_ref().and_then(|end| end.room_bytes).map(AvailableMemory::OfCard);
-    let room = room(args).or(seen);
+    let room = room(args).or(recorded_limit.as_ref().map(AvailableMemory::of_recording)).or(seen);
     // A recording that ends with an OOM needs more than its device had.
     let device = &match room {
         Some(AvailableMemory::OfCard(bytes)) => device.with_room_for(bytes.saturating_mul(2)),
@@ -127,6 +145,7 @@ fn answer(
     let question = AdviceQuestion {
         room,
         dead_end: dead_end.as_ref(),
+        recorded_limit: recorded_limit.as_ref(),
         repeat: args.repeat,
         jobs,
         stop: Some(stop),
@@ -147,12 +166,15 @@ fn for_ranks(args: &Args, files: &[RankFile], device: &DeviceSpec, stop: &Atomic
     let answers = ranks::ask(files, |name, progress| {
         let advice = answer(args, name, device, jobs, stop, progress)?;
         let advice = advice.ok_or_else(|| CommandError::usage(anyhow!("interrupted")))?;
+        if let Some(gap) = advice.history_gap {
+            return Err(CommandError::usage(anyhow!("{name}: {gap}")));
+        }
         Ok(AdviceReport { advices: vec![advice], top: args.top })
     });
     if stop.load(Ordering::Relaxed) {
         return Ok(exit::INTERRUPTED);
     }
-    ranks::tell("memory needed", &answers, args.format, |report| {
+    ranks::tell("smallest limit", &answers, args.format, |report| {
         let advice = &report.advices[0];
         RankRow {
             peak_bytes: Some(advice.live_peak_bytes),
@@ -174,37 +196,73 @@ struct AdvisedProgram {
     current: String,
     confidence: Confidence,
     dead_end: Option<FinalOom>,
+    recorded_limit: Option<RecordedLimit>,
+    history_gap: Option<HistoryGap>,
 }
 
 impl AdvisedProgram {
     fn open(args: &Args, name: &str, progress: &dyn Progress) -> Result<AdvisedProgram, CommandError> {
         let spec = args.settings.of(name).spec()?;
-        let (trace, recorded, confidence, dead_end) = match spec
-            .verified_recording(progress)
-            .map_err(CommandError::usage)?
-        {
+        let verified = spec.verified_recording(progress).map_err(CommandError::usage)?;
+        let mut program = match verified {
             Some(_) if !args.settings.set.is_empty() => {
                 return Err(CommandError::usage(anyhow!("'{name}' is a recording: it has no parameters for --set")));
             }
-            Some((recording, verification)) => {
-                let settings = recording.settings.conf().trim().to_owned();
-                let dead_end = recording.dead_end();
-                (recording.trace, settings, Confidence::of(&verification), dead_end)
+            Some((mut recording, mut verification)) => {
+                // The limit may be that of the recorded program, or a question about another one.
+                let is_open = verification.verdict != Verdict::Exact
+                    || recording.limit.as_ref().is_some_and(|limit| limit.inferred);
+                if let Some(limit) = args.limit.filter(|_| is_open)
+                    && let Some(under) = spec.verified_under(Some(limit.0), progress).map_err(CommandError::usage)?
+                    && under.1.verdict == Verdict::Exact
+                {
+                    (recording, verification) = under;
+                }
+                AdvisedProgram {
+                    current: recording.settings.conf().trim().to_owned(),
+                    confidence: Confidence::of(&verification),
+                    dead_end: recording.dead_end(),
+                    history_gap: recording.history_gap(),
+                    recorded_limit: recording.limit,
+                    trace: recording.trace,
+                }
             }
             None => {
                 let source = spec.open(progress).map_err(CommandError::usage)?;
                 let source = ProgressSource::stage(source, progress, "reading", 1);
-                (Trace::read(&source).map_err(CommandError::usage)?, String::new(), Confidence::Unverified, None)
+                AdvisedProgram {
+                    trace: Trace::read(&source).map_err(CommandError::usage)?,
+                    current: String::new(),
+                    confidence: Confidence::Unverified,
+                    dead_end: None,
+                    recorded_limit: None,
+                    history_gap: None,
+                }
             }
         };
-        let current = match &args.current {
+        program.current = match &args.current {
             Some(settings) => {
                 SettingsCandidate::with_settings(settings.trim()).strategy.check().map_err(CommandError::usage)?;
                 settings.trim().to_owned()
             }
-            None => supported_settings(recorded),
+            None => supported_settings(program.current),
         };
-        Ok(AdvisedProgram { trace, current, confidence, dead_end })
+        Ok(program)
+    }
+
+    /// What can be said of a recording that cannot be judged.
+    fn without_answer(self) -> Advice {
+        Advice {
+            schema: SCHEMA,
+            source: self.trace.name,
+            recommended: self.current.clone(),
+            current: self.current,
+            confidence: self.confidence,
+            dead_end: self.dead_end,
+            recorded_limit: self.recorded_limit,
+            history_gap: self.history_gap,
+            ..Advice::default()
+        }
     }
 }
 

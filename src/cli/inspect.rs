@@ -9,7 +9,7 @@ use super::{
     options::{DeviceOptions, Format},
     progress::Stages,
     ranks,
-    source::{self, SourceOptions},
+    source::{self, RecordedProgram, SourceOptions},
 };
 use crate::{
     answer::{
@@ -19,13 +19,12 @@ use crate::{
     },
     base::{Bytes, Nanos, Progress},
     plan::{GRAIN, Lifetimes, MemoryBound, PackingBudget, pack},
-    replay::ReplayOptions,
     report::{self, Medium, Render, plot},
     strategy::StrategySpec,
     suite::RankFile,
     trace::{
         self, PowerHistogram, ProgressSource, Source, TraceSummary,
-        torch::{ProcessLimit, Recording, SegmentKind, SnapshotBlockState},
+        torch::{MemoryRefuser, RecordedLimit, Recording, SegmentKind, SnapshotBlockState},
     },
 };
 
@@ -105,18 +104,18 @@ struct InspectedSource {
 }
 
 fn inspect(args: &Args, options: &SourceOptions, progress: &dyn Progress) -> Result<InspectedSource, CommandError> {
-    let (source, recording): (Box<dyn Source>, _) = match options.recording(progress)? {
+    let (source, recording, program): (Box<dyn Source>, _, _) = match options.recording(progress)? {
         Some(recording) => {
-            let facts = RecordingFacts::of(&recording);
-            (Box::new(recording), Some(facts))
+            let (facts, program) = (RecordingFacts::of(&recording), RecordedProgram::of(&recording));
+            (Box::new(recording), Some(facts), Some(program))
         }
-        None => (options.open(progress)?, None),
+        None => (options.open(progress)?, None, None),
     };
-    let settings = recording.as_ref().map_or("", |facts| &facts.settings);
     let once = |stage: &str| ProgressSource::stage(&*source, progress, stage, 1);
     let summary = trace::check(&once("checking")).map_err(CommandError::usage)?;
     let needs = TraceNeeds::of(&*source, args.pack, progress)?;
-    let moment = if args.moment.is_asked() { Some(args.moment.facts(&*source, settings, progress)?) } else { None };
+    let asked = args.moment.is_asked();
+    let moment = if asked { Some(args.moment.facts(&*source, program.as_ref(), progress)?) } else { None };
     Ok(InspectedSource { source: source.name().to_owned(), summary, needs, recording, moment })
 }
 
@@ -149,6 +148,11 @@ fn facts(inspected: &InspectedSource) -> String {
         + &line("streams", &format!("{}, threads {}", summary.streams, summary.threads))
         + &line("requested", &format!("{requested} in total, largest {largest}"))
         + &line("peak live", &format!("{} in {} blocks, at event {}", Bytes(peak.bytes), peak.blocks, peak.event));
+    if summary.failed.requests > 0 {
+        let (count, largest) = (summary.failed.requests, Bytes(summary.failed.largest_bytes));
+        let requests = if count == 1 { "request" } else { "requests" };
+        out += &line("OOM", &format!("{count} {requests} failed when recorded, the largest for {largest}; not live"));
+    }
     if summary.host_peak.bytes > 0 {
         let host = &summary.host_peak;
         out += &line("peak pinned", &format!("{} in {} buffers", Bytes(host.bytes), host.blocks));
@@ -163,7 +167,7 @@ fn facts(inspected: &InspectedSource) -> String {
     if summary.span.0 > 0 {
         out += &line("time span", &summary.span.to_string());
     }
-    out.push_str(&needs_text(needs));
+    out.push_str(&needs_text(needs, summary.failed.requests > 0));
     out.extend(recording.as_ref().map(recording_text));
     out
 }
@@ -240,10 +244,12 @@ fn packed(source: &dyn Source, progress: &dyn Progress) -> Result<PackedLayout, 
     })
 }
 
-fn needs_text(needed: &TraceNeeds) -> String {
+fn needs_text(needed: &TraceNeeds, with_failed: bool) -> String {
     let MemoryBound { requested_bytes, rounded_bytes } = needed.bound;
     let (requested, rounded) = (Bytes(requested_bytes), Bytes(rounded_bytes));
-    let mut out = line("bound", &format!("{requested}: no allocator needs less; {rounded} in blocks of {GRAIN} B"));
+    let serves = if with_failed { " to serve the failed requests too" } else { "" };
+    let mut out =
+        line("bound", &format!("{requested}: no allocator needs less{serves}; {rounded} in blocks of {GRAIN} B"));
     if let Some(packing) = &needed.packing {
         let verdict = if packing.is_optimal {
             "no layout is lower".to_owned()
@@ -275,7 +281,7 @@ struct RecordingFacts {
     annotations: BTreeMap<String, u64>,
     empty_caches: usize,
     /// The memory limit that the program set itself.
-    own_limit: Option<ProcessLimit>,
+    own_limit: Option<RecordedLimit>,
     /// What the file does not contain, one sentence each.
     missing: Vec<String>,
 }
@@ -332,7 +338,7 @@ impl RecordingFacts {
             largest_free_bytes: free.max().unwrap_or(0),
             annotations,
             empty_caches: recording.empty_caches.len(),
-            own_limit: recording.own_limit(),
+            own_limit: recording.limit.clone(),
             missing: recording.gaps.sentences(),
         }
     }
@@ -359,10 +365,12 @@ fn recording_text(about: &RecordingFacts) -> String {
     out += &line("segments", &format!("at the end: {}", listed(&about.segments)));
     let largest = Bytes(about.largest_free_bytes);
     out += &line("blocks", &format!("at the end: {}; largest free {largest}", listed(&about.blocks)));
-    if let Some(ProcessLimit { at_least_bytes, below_bytes }) = about.own_limit {
-        let (at_least, below) = (Bytes(at_least_bytes), Bytes(below_bytes));
-        let reason = "requests failed while the GPU had free memory";
-        out += &line("own limit", &format!("at least {at_least}, below {below}: {reason}"));
+    if let Some(limit) = &about.own_limit {
+        out += &match limit.refused_by {
+            MemoryRefuser::Device => line("device", &format!("full: {} for the allocator", Bytes(limit.bytes))),
+            MemoryRefuser::OwnLimit => line("own limit", &limit.in_words()),
+            MemoryRefuser::Unknown => line("own limit", &format!("{}, or the device was full", limit.in_words())),
+        };
     }
     if about.empty_caches > 0 {
         out += &line("empty_cache", &format!("called {} times, as far as can be inferred", about.empty_caches));
@@ -409,6 +417,9 @@ struct MomentFacts {
     strategy: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     memory_summary: Option<MemorySummary>,
+    /// How the replay relates to the recorded run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    note: Option<String>,
     /// The first requesters.
     #[serde(skip_serializing_if = "Option::is_none")]
     operations: Option<Vec<RequesterUsage>>,
@@ -425,13 +436,18 @@ impl MomentOptions {
         self.summary || self.by.is_some()
     }
 
-    /// `recorded` are the settings of a recording.
-    fn facts(&self, source: &dyn Source, recorded: &str, progress: &dyn Progress) -> Result<MomentFacts, CommandError> {
+    fn facts(
+        &self,
+        source: &dyn Source,
+        program: Option<&RecordedProgram>,
+        progress: &dyn Progress,
+    ) -> Result<MomentFacts, CommandError> {
         let at: SummaryMoment = self.at.parse().map_err(summary_failure)?;
+        let recorded = program.map_or("", |program| &program.settings);
         let strategy = source::strategy_or_recorded(self.strategy.as_deref(), recorded)?;
         // The peak depends on the allocator: blocks are larger than requests.
         let needs_replay = self.summary || at == SummaryMoment::Peak;
-        let memory = if needs_replay { Some(self.memory(source, &strategy, &at, progress)?) } else { None };
+        let memory = if needs_replay { Some(self.memory(source, program, &strategy, &at, progress)?) } else { None };
         let until = match (&memory, &at) {
             (Some(memory), _) => Some(memory.event),
             (None, at) => {
@@ -441,6 +457,7 @@ impl MomentOptions {
         let mut facts = MomentFacts {
             strategy: self.summary.then(|| strategy.to_string()),
             memory_summary: memory.filter(|_| self.summary),
+            note: program.filter(|_| self.summary).and_then(|program| program.note(&self.device)),
             operations: None,
             operations_note: None,
             grouped: None,
@@ -461,6 +478,7 @@ impl MomentOptions {
     fn memory(
         &self,
         source: &dyn Source,
+        program: Option<&RecordedProgram>,
         strategy: &StrategySpec,
         at: &SummaryMoment,
         progress: &dyn Progress,
@@ -468,8 +486,7 @@ impl MomentOptions {
         // Steps and phases are found in a reading of their own.
         let readings = 1 + u64::from(matches!(at, SummaryMoment::Step(_) | SummaryMoment::Phase(..)));
         let source = ProgressSource::stage(source, progress, "replaying", readings);
-        let options = ReplayOptions { resumes: true, ..ReplayOptions::default() };
-        let replay = source::replay(&source, &self.device, strategy)?.options(options);
+        let replay = source::replay(&source, &self.device, strategy, program)?;
         summarize(&replay, at).map_err(summary_failure)
     }
 }
@@ -479,6 +496,7 @@ impl MomentFacts {
         let mut out = String::new();
         if let (Some(strategy), Some(memory)) = (&self.strategy, &self.memory_summary) {
             out.push_str(&format!("\nmemory under {strategy}\n"));
+            out.extend(self.note.iter().map(|note| format!("{note}\n")));
             out.push_str(&report::memory_summary(memory, medium));
         }
         if let Some(note) = self.operations_note {

@@ -6,9 +6,10 @@ use clap::ValueEnum;
 use super::{
     exit::{self, CommandError, CommandResult},
     options::{DeviceOptions, Format},
+    output,
     progress::Stages,
     ranks,
-    source::{self, SourceSettings},
+    source::{self, RecordedProgram, SourceSettings},
 };
 use crate::{
     answer::{
@@ -18,7 +19,6 @@ use crate::{
     },
     base::Progress,
     device::DeviceSpec,
-    replay::ReplayOptions,
     report::{LeakAnswer, LeakReport},
     suite::RankFile,
     trace::{ProgressSource, Source, torch::Recording},
@@ -181,13 +181,16 @@ impl ReplayedSource {
     fn open(args: &Args, name: &str, progress: &dyn Progress) -> Result<ReplayedSource, LeakFailure> {
         let options = args.settings.of(name);
         let recording = options.recording(progress)?;
-        let settings = recording.as_ref().map(|recording| recording.settings.conf().to_owned()).unwrap_or_default();
-        let spec = source::strategy_or_recorded(args.strategy.as_deref(), &settings)?;
+        let program = recording.as_ref().map(RecordedProgram::of);
+        let settings = program.as_ref().map_or("", |program| &program.settings);
+        let spec = source::strategy_or_recorded(args.strategy.as_deref(), settings)?;
+        if let Some(note) = program.as_ref().and_then(|program| program.note(&args.device)) {
+            output::complain(&format!("note: {name}: {note}"));
+        }
         let observe = |source: &dyn Source| {
             // Three readings: the first two look for the steps.
             let reading = ProgressSource::stage(source, progress, "replaying step by step", 3);
-            let options = ReplayOptions { resumes: true, ..ReplayOptions::default() };
-            let replay = source::replay(&reading, &args.device, &spec)?.options(options);
+            let replay = source::replay(&reading, &args.device, &spec, program.as_ref())?;
             Ok::<_, LeakFailure>(ObservedSteps::of_replay(&replay, args.step_at.as_deref())?)
         };
         let Some(recording) = recording else {

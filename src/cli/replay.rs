@@ -17,7 +17,7 @@ use super::{
     options::{DeviceOptions, Format, NeedsOptions, WorkerOptions},
     output,
     progress::Stages,
-    source::{DEFAULT_STRATEGIES, SourceOptions, strategy},
+    source::{self, RecordedProgram, SourceOptions},
 };
 use crate::{
     base::Progress,
@@ -29,6 +29,7 @@ use crate::{
         html::{DetailStore, PageRun},
         plot,
     },
+    strategy::StrategySpec,
     suite::{self, Case, CaseProgress, SourceSpec, WithNeeds},
     trace::{PROGRESS_PER_READING, ProgressSource, Source},
 };
@@ -47,14 +48,18 @@ Examples:
   oomph replay mix-1000 --strategy caching --strategy address:caching --threads 1,4,16
   oomph replay gpt-124m --strategy caching --strategy plugin:./my_allocator.so,alloc:my_alloc,free:my_free
   PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True oomph replay training --strategy caching:env
+  oomph replay snapshot.pickle --strategy caching:recorded
 
-A PyTorch snapshot is replayed without the memory limit that its program had. Pass it with --limit.")]
+`caching:recorded` is PyTorch's allocator with the settings of the recording. A PyTorch snapshot is replayed under the
+memory limit of its program, if the recording implies one; --limit sets another.")]
 pub struct Args {
     #[command(flatten)]
     source: SourceOptions,
     /// A strategy with its parameters, such as caching:expandable_segments:True; may be repeated.
-    /// `caching:env` takes the settings from PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF.
-    #[arg(long, short, value_name = "NAME[:PARAMETERS]", default_values = DEFAULT_STRATEGIES)]
+    /// `caching:env` takes the settings from PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF,
+    /// `caching:recorded` those of the recording. [default: direct, caching and
+    /// caching:expandable_segments:True; for a recording also caching:recorded]
+    #[arg(long, short, value_name = "NAME[:PARAMETERS]")]
     strategy: Vec<String>,
     #[command(flatten)]
     device: DeviceOptions,
@@ -96,13 +101,14 @@ pub fn run(args: Args) -> CommandResult {
             "--threads prints its times as a table only; `oomph run` writes them to timings.csv"
         )));
     }
-    let passes = args.strategy.len() as u64 * u64::from(args.repeat) + u64::from(args.export_snapshot.is_some());
     let readings_for_needs = 1 + u64::from(args.needs.pack);
     let origin = args.source.spec()?;
     let stages = Stages::of(&args.source.source);
-    let source = origin.open(&stages).map_err(CommandError::usage)?;
+    let (source, program) = args.source.open_with_program(&stages)?;
+    let strategies = source::strategies_of_recording(&args.strategy, program.as_ref())?;
+    let passes = strategies.len() as u64 * u64::from(args.repeat) + u64::from(args.export_snapshot.is_some());
     let source = ProgressSource::stage(source, stages.clone(), "replaying", passes + readings_for_needs);
-    let cases = cases(&args, Arc::new(source), &origin)?;
+    let cases = cases(&args, &strategies, Arc::new(source), &origin, program.as_ref())?;
     let stop = exit::stop_flag(StopPolicy::AtOnce)?;
     let runner = args.workers.runner(&cases, Some(&stop))?;
     let mut records: Vec<Option<CaseRecord>> = vec![None; cases.len()];
@@ -132,6 +138,9 @@ pub fn run(args: Args) -> CommandResult {
         && rest.iter().all(|record| (record.status, &record.reason) == (first.status, &first.reason))
     {
         return Err(CommandError::usage(anyhow!("{}", first.reason)));
+    }
+    if let Some(note) = program.as_ref().and_then(|program| program.note(&args.device)) {
+        output::complain(&format!("note: {note}"));
     }
     args.format.print(&records)?;
     let details: Vec<CaseDetail> = details.into_iter().flatten().collect();
@@ -189,7 +198,7 @@ fn check_export(args: &Args) -> Result<(), CommandError> {
     let Some(path) = &args.export_snapshot else { return Ok(()) };
     if args.strategy.len() != 1 {
         let count = args.strategy.len();
-        return Err(CommandError::usage(anyhow!("--export-snapshot needs exactly one --strategy, not {count}")));
+        return Err(CommandError::usage(anyhow!("--export-snapshot needs exactly one --strategy; there are {count}")));
     }
     if args.repeat > 1 {
         return Err(CommandError::usage(anyhow!("--export-snapshot shows one round: leave out --repeat")));
@@ -216,29 +225,38 @@ fn export(
     export::save(&witnessed, path, progress).map(Some)
 }
 
-/// One case per strategy.
-fn cases(args: &Args, source: Arc<dyn Source>, origin: &SourceSpec) -> Result<Vec<Case>, CommandError> {
+/// One case per strategy, under the limit of the recorded program if there is no other.
+fn cases(
+    args: &Args,
+    strategies: &[StrategySpec],
+    source: Arc<dyn Source>,
+    origin: &SourceSpec,
+    program: Option<&RecordedProgram>,
+) -> Result<Vec<Case>, CommandError> {
     let device = args.device.spec()?;
-    let case = |text: &String| {
-        let strategy = strategy(text)?;
+    let recorded = program.filter(|_| args.device.limit.is_none());
+    let limit = args.device.limit.map(|limit| limit.0).or(recorded.and_then(RecordedProgram::limit_bytes));
+    // The recorded program survived its failures.
+    let survives = recorded.is_some_and(|program| program.failures > 0 && !program.died);
+    let case = |strategy: &StrategySpec| {
         let label = CaseLabel {
             suite: "replay".to_owned(),
             workload: source.name().to_owned(),
             strategy: strategy.to_string(),
             device: device.to_string(),
-            limit: args.device.limit.map(|limit| limit.0),
+            limit,
             seed: args.source.settings.seed,
             repeat: args.repeat,
         };
-        Ok(Case {
+        Case {
             origin: origin.clone(),
-            on_out_of_memory: if args.skip_oom { OnOutOfMemory::Skip } else { OnOutOfMemory::Stop },
+            on_out_of_memory: if args.skip_oom || survives { OnOutOfMemory::Skip } else { OnOutOfMemory::Stop },
             pace: if args.paced { Pace::Recorded } else { Pace::Flat },
             timed: !args.threads.is_empty(),
             threads: args.threads.clone(),
             timeout: args.workers.case_timeout,
-            ..Case::new(label, Arc::clone(&source), strategy, device.clone())
-        })
+            ..Case::new(label, Arc::clone(&source), strategy.clone(), device.clone())
+        }
     };
-    args.strategy.iter().map(case).collect()
+    Ok(strategies.iter().map(case).collect())
 }

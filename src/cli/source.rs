@@ -7,10 +7,13 @@ use super::{environment, exit::CommandError, options::DeviceOptions, output};
 use crate::{
     base::Progress,
     plugin,
-    replay::Replay,
+    replay::{LimitEnforcer, OnOutOfMemory, Replay, ReplayOptions},
     strategy::StrategySpec,
-    suite::SourceSpec,
-    trace::{Source, torch::Recording},
+    suite::{SourceError, SourceSpec},
+    trace::{
+        Source,
+        torch::{Action, MemoryRefuser, RecordedLimit, Recording},
+    },
 };
 
 /// The strategies that commands compare by default: the one without a cache, and both ways in which PyTorch reserves
@@ -61,9 +64,72 @@ impl SourceOptions {
         self.spec()?.open(progress).map_err(CommandError::usage)
     }
 
-    /// The source as a recording, if it is a PyTorch snapshot.
+    /// Opens the source, and says what is known about its program if it is a recording.
+    pub fn open_with_program(
+        &self,
+        progress: &dyn Progress,
+    ) -> Result<(Box<dyn Source>, Option<RecordedProgram>), CommandError> {
+        Ok(match self.recording(progress)? {
+            Some(recording) => {
+                let program = RecordedProgram::of(&recording);
+                (recording.into_source(), Some(program))
+            }
+            None => (self.open(progress)?, None),
+        })
+    }
+
+    /// The source as a recording, if it is a PyTorch snapshot. It has no parameters to set.
     pub fn recording(&self, progress: &dyn Progress) -> Result<Option<Recording>, CommandError> {
-        self.spec()?.recording(progress).map_err(CommandError::usage)
+        let recording = self.spec()?.recording(progress).map_err(CommandError::usage)?;
+        if recording.is_some() && !self.settings.set.is_empty() {
+            return Err(CommandError::usage(SourceError::NothingToSet(self.source.clone())));
+        }
+        Ok(recording)
+    }
+}
+
+/// What is known about the program of a recording.
+pub struct RecordedProgram {
+    /// The settings, as in PYTORCH_CUDA_ALLOC_CONF.
+    pub settings: String,
+    /// The limit under which it ran.
+    pub limit: Option<RecordedLimit>,
+    /// Requests that failed.
+    pub failures: usize,
+    /// Whether it ended with a failure.
+    pub died: bool,
+}
+
+impl RecordedProgram {
+    pub fn of(recording: &Recording) -> RecordedProgram {
+        let failed = recording.witnessed.iter().filter(|entry| entry.action == Action::OutOfMemory);
+        RecordedProgram {
+            settings: recording.settings.conf().to_owned(),
+            limit: recording.limit.clone(),
+            failures: failed.count(),
+            died: recording.dead_end().is_some(),
+        }
+    }
+
+    /// The limit under which it ran, in bytes.
+    pub fn limit_bytes(&self) -> Option<u64> {
+        self.limit.as_ref().map(|limit| limit.bytes)
+    }
+
+    /// How a replay without `--limit` relates to the recorded run, if there is something to say.
+    pub fn note(&self, options: &DeviceOptions) -> Option<String> {
+        match (&self.limit, options.limit) {
+            (_, Some(_)) => None,
+            (Some(limit), None) => Some(format!(
+                "replayed under the limit of the recorded program, {}; --limit sets another",
+                limit.in_words()
+            )),
+            (None, None) if self.failures > 0 => Some(format!(
+                "hypothetical: {} requests failed when recorded, under a limit that is not known; pass it with --limit",
+                self.failures
+            )),
+            (None, None) => None,
+        }
     }
 }
 
@@ -95,7 +161,7 @@ pub fn strategies_without_plugins(texts: &[impl AsRef<str>], reason: &str) -> Re
 
 /// The strategy as typed, or PyTorch's allocator with the recorded settings.
 pub fn strategy_or_recorded(typed: Option<&str>, recorded: &str) -> Result<StrategySpec, CommandError> {
-    if let Some(text) = typed {
+    if let Some(text) = typed.filter(|text| *text != RECORDED) {
         return strategy(text);
     }
     Ok(StrategySpec { name: "caching".to_owned(), parameters: supported_settings(recorded.to_owned()) })
@@ -113,12 +179,56 @@ pub fn supported_settings(recorded: String) -> String {
     }
 }
 
-/// A replay of `source` under a strategy, with the device and the limit of the options.
+/// A replay of `source` under a strategy, with the device and the limit of the options. Without a limit, that of
+/// the recorded program applies, and requests that it refuses are skipped. The replay continues from the memory that
+/// existed when a recording began.
 pub fn replay<'a>(
     source: &'a dyn Source,
     options: &DeviceOptions,
     strategy: &StrategySpec,
+    recorded: Option<&RecordedProgram>,
 ) -> Result<Replay<'a>, CommandError> {
-    let limit = options.limit.map(|limit| limit.0);
-    Ok(Replay::new(source).strategy(strategy.clone()).device(options.spec()?).limit(limit))
+    let replay = Replay::new(source).strategy(strategy.clone()).device(options.spec()?);
+    let resuming = ReplayOptions { resumes: true, ..ReplayOptions::default() };
+    Ok(match (options.limit, recorded.and_then(|recorded| recorded.limit.as_ref())) {
+        (None, Some(recorded)) => {
+            let enforcer = match recorded.refused_by {
+                MemoryRefuser::Device => LimitEnforcer::Device,
+                MemoryRefuser::OwnLimit | MemoryRefuser::Unknown => LimitEnforcer::Allocator,
+            };
+            let options = ReplayOptions { on_out_of_memory: OnOutOfMemory::Skip, ..resuming };
+            replay.limit(recorded.bytes).enforced_by(enforcer).options(options)
+        }
+        (limit, _) => replay.limit(limit.map(|limit| limit.0)).options(resuming),
+    })
+}
+
+/// The name that stands for PyTorch's allocator with the settings of the recording.
+pub const RECORDED: &str = "caching:recorded";
+
+/// Strategies as typed, or the usual ones; `caching:recorded` needs a recording.
+pub fn strategies_of_recording(
+    typed: &[String],
+    recorded: Option<&RecordedProgram>,
+) -> Result<Vec<StrategySpec>, CommandError> {
+    let one = |text: &str| match (text, recorded) {
+        (RECORDED, Some(recorded)) => strategy_or_recorded(None, &recorded.settings),
+        (RECORDED, None) => {
+            let reason = "takes the settings of a PyTorch snapshot, and the source is something else";
+            Err(CommandError::usage(anyhow!("{RECORDED} {reason}")))
+        }
+        _ => strategy(text),
+    };
+    if !typed.is_empty() {
+        return typed.iter().map(|text| one(text)).collect();
+    }
+    let own = recorded.map(|_| RECORDED);
+    let mut specs: Vec<StrategySpec> = Vec::new();
+    for text in own.into_iter().chain(DEFAULT_STRATEGIES) {
+        let spec = one(text)?;
+        if !specs.contains(&spec) {
+            specs.push(spec);
+        }
+    }
+    Ok(specs)
 }

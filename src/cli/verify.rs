@@ -16,11 +16,11 @@ use super::{
 use crate::{
     base::{Bytes, Progress, parallel_map},
     device::DeviceProps,
-    replay::verify::{Beginning, Companion, Divergence, Verdict, Verification, verify},
+    replay::verify::{Beginning, Companion, Divergence, Verdict, Verification, verify_with_limit},
     report::{Medium, Render, ReportError},
     strategy::Setup,
     suite,
-    trace::torch::{ProcessLimit, Recording, Snapshot},
+    trace::torch::{MemoryRefuser, ProcessLimit, RecordedLimit, Recording, Snapshot},
 };
 
 /// Checks that the model reproduces PyTorch memory snapshots exactly. The model of PyTorch's
@@ -34,11 +34,12 @@ use crate::{
 /// decision?
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-A snapshot does not contain the memory limit of the program. If there was one, pass the share with --fraction, or put a
-table snapshots.csv beside it with the columns snapshot (the file name without .pickle) and memory_fraction. The same
-table may have PyTorch's counters, which are then compared: peak_allocated, peak_reserved, final_segments,
-final_inactive_split, alloc_retries, ooms. Calls of empty_cache and driver OOMs are not recorded; they are inferred and
-counted.
+A snapshot does not contain the memory limit of the program. Where memory was refused or collected, the limit is inferred
+and shown: the range of limits that reproduce the recording, and the only round fraction in it. To give it, pass the share
+with --fraction or the size with --limit, or put a table snapshots.csv beside the file with the columns snapshot (the file
+name without .pickle) and memory_fraction. The same table may have PyTorch's counters, which are then compared:
+peak_allocated, peak_reserved, final_segments, final_inactive_split, alloc_retries, ooms. Calls of empty_cache and driver
+OOMs are not recorded; they are inferred and counted.
 
 A recording that begins in the middle, because its history was enabled late or kept the last entries only, is verified
 too: the memory at the end and the entries determine the memory at the beginning. Unknown are only the ages of cached
@@ -126,8 +127,8 @@ struct VerifyRow {
     peak_allocated_bytes: u64,
     peak_reserved_bytes: u64,
     limit_bytes: Option<u64>,
-    /// The range of the limit that the program set itself, inferred from its failures.
-    own_limit: Option<ProcessLimit>,
+    /// The limit under which the program ran, if the recording implies one.
+    own_limit: Option<RecordedLimit>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -157,11 +158,18 @@ impl VerifyRow {
     }
 
     fn of(path: &Path, recording: &Recording, limit_bytes: Option<u64>, verification: Verification) -> VerifyRow {
-        let (result, reasons, divergence) = match verification.verdict {
+        let (result, mut reasons, divergence) = match verification.verdict {
             Verdict::Exact => (VerifyResult::Exact, Vec::new(), None),
             Verdict::Partial { reasons, divergence } => (VerifyResult::Partial, reasons, divergence),
             Verdict::Diverged(divergence) => (VerifyResult::Diverged, Vec::new(), Some(divergence)),
         };
+        if let (Some(limit), Some(range)) = (limit_bytes, recording.own_limit())
+            && !range.contains(limit)
+        {
+            let ProcessLimit { at_least_bytes, below_bytes } = range;
+            let range = format!("{} and {}", Bytes(at_least_bytes), Bytes(below_bytes));
+            reasons.push(format!("a limit of {} was given, but the recording shows one between {range}", Bytes(limit)));
+        }
         VerifyRow {
             file: path.display().to_string(),
             device: Some(recording.device),
@@ -178,7 +186,7 @@ impl VerifyRow {
             peak_allocated_bytes: verification.stats.peak.allocated,
             peak_reserved_bytes: verification.stats.peak.reserved,
             limit_bytes,
-            own_limit: recording.own_limit().filter(|_| limit_bytes.is_none()),
+            own_limit: verification.limit.filter(|limit| limit.inferred),
         }
     }
 }
@@ -226,7 +234,7 @@ fn verify_file(
         // An empty snapshot has no device, but still gets a row.
         let device = Some(device).filter(|_| args.device_index.is_some() || !part.devices().is_empty());
         let recording = part.into_recording("", device, progress).map_err(|error| error.to_string())?;
-        let verification = verify(&recording, &Setup { props, limit }, &companion.counters, progress);
+        let verification = verify_with_limit(&recording, &Setup { props, limit }, &companion.counters, progress);
         rows.push(VerifyRow::of(path, &recording, limit, verification));
     }
     Ok(rows)
@@ -303,6 +311,15 @@ fn from_the_middle(before: Beginning) -> String {
     text
 }
 
+fn limit_in_words(limit: &RecordedLimit) -> String {
+    let whose = match limit.refused_by {
+        MemoryRefuser::OwnLimit => "under a memory limit of its own",
+        MemoryRefuser::Device => return format!("{} on the device for the allocator", Bytes(limit.bytes)),
+        MemoryRefuser::Unknown => "under a memory limit of its own or on a full device",
+    };
+    format!("{whose}, {}", limit.in_words())
+}
+
 fn text(rows: &[VerifyRow]) -> String {
     let mut out = String::new();
     let several = |file: &str| rows.iter().filter(|row| row.file == file).count() > 1;
@@ -314,10 +331,9 @@ fn text(rows: &[VerifyRow]) -> String {
         if row.result == VerifyResult::Exact {
             parts.push(format!("{} entries", row.entries_agreed));
             parts.extend(row.beginning.map(from_the_middle));
-            let refusals = if row.own_limit.is_some() { 0 } else { row.driver_refusals as u64 };
             for (number, what) in [
                 (row.empty_caches as u64, "empty_cache"),
-                (refusals, "refusals by the driver"),
+                (row.driver_refusals as u64, "refusals by the driver"),
                 (row.retries, "retries"),
                 (row.ooms, "out of memory"),
             ] {
@@ -328,10 +344,7 @@ fn text(rows: &[VerifyRow]) -> String {
             parts.push(format!("{} of {} entries agree", row.entries_agreed, row.entries - passed_over));
             parts.extend(row.beginning.map(from_the_middle));
         }
-        parts.extend(row.own_limit.map(|limit| {
-            let (at_least, below) = (Bytes(limit.at_least_bytes), Bytes(limit.below_bytes));
-            format!("own limit between {at_least} and {below} (pass it with --limit)")
-        }));
+        parts.extend(row.own_limit.as_ref().map(limit_in_words));
         parts.extend(row.divergence.as_ref().map(Divergence::to_string));
         let _ = writeln!(out, "{}", parts.join(", "));
     }

@@ -1,7 +1,7 @@
 //! The advice of `oomph advise`: the line to paste, what it saves, how sure that is, and everything
 //! that was tried.
 
-use std::fmt::Write as _;
+use std::{cmp::Ordering, fmt::Write as _};
 
 use super::{
     Medium, Render, ReportError,
@@ -11,19 +11,19 @@ use super::{
 };
 use crate::{
     answer::{
-        advise::{Advice, AdviceReason, AdviceRow, Confidence},
+        advise::{Advice, AdviceReason, AdviceRow, CheckedPredictions, Confidence, checked_keys},
         threshold::ThresholdStatus,
     },
     base::{Bytes, Nanos},
     measure::ooms,
-    trace::torch::{FinalOom, MemoryHolder, ProcessLimit},
+    trace::torch::{FinalOom, MemoryHolder, MemoryRefuser, RecordedLimit},
 };
 
 const HEADINGS: [&str; 7] =
-    ["settings", "memory\nneeded", "smallest\ndevice", "reserved,\nno limit", "driver\ntime", "fits", ""];
+    ["settings", "reserved,\nno limit", "smallest\nlimit", "smallest\ndevice", "driver\ntime", "fits", ""];
 
 /// The columns that a narrow terminal loses first, by place.
-const DISPENSABLE: [usize; 3] = [3, 4, 2];
+const DISPENSABLE: [usize; 3] = [4, 3, 1];
 
 /// The advice for one source or several.
 pub struct AdviceReport {
@@ -68,7 +68,9 @@ fn text(advice: &Advice, top: usize, medium: Medium) -> String {
             Medium::Markdown => writeln!(out, "- {label}: {value}"),
         };
     }
-    let _ = writeln!(out, "\n{}", tried(advice, top, medium));
+    if advice.history_gap.is_none() {
+        let _ = writeln!(out, "\n{}", tried(advice, top, medium));
+    }
     out
 }
 
@@ -79,8 +81,13 @@ fn facts(advice: &Advice) -> Vec<(&'static str, String)> {
         facts.push(("OOM", failure(end)));
         facts.extend(end.holders.iter().map(|holder| ("held by", held(holder))));
     }
+    facts.extend(advice.recorded_limit.as_ref().and_then(recorded_with).map(|words| ("recorded with", words)));
+    if advice.history_gap.is_some() {
+        return facts;
+    }
     let until_there = if advice.dead_end.is_some() { ", up to the OOM" } else { "" };
-    facts.push(("memory needed", format!("{}{until_there}", memory(advice))));
+    facts.extend(reserved(advice).map(|words| ("reserved", format!("{words}{until_there}"))));
+    facts.push(("smallest limit", format!("{}{until_there}", memory(advice))));
     facts.extend(available(advice).map(|words| ("available", words)));
     if let Some(end) = &advice.dead_end {
         facts.push(("after that", beyond(advice, end)));
@@ -89,6 +96,7 @@ fn facts(advice: &Advice) -> Vec<(&'static str, String)> {
         facts.push(("driver time", cost(advice.driver_now_ns.filter(|_| advice.changes), then)));
     }
     facts.push(("how sure", confidence(advice)));
+    facts.extend(prediction(advice).map(|words| ("prediction", words)));
     facts.extend(advice.reasons.iter().map(|reason| reason_fact(reason, advice.fits)));
     if advice.changes && advice.recommended.contains("garbage_collection_threshold") {
         facts.push(("note", GARBAGE_COLLECTION_NOTE.to_owned()));
@@ -99,60 +107,115 @@ fn facts(advice: &Advice) -> Vec<(&'static str, String)> {
 const GARBAGE_COLLECTION_NOTE: &str =
     "PyTorch uses garbage_collection_threshold only after torch.cuda.set_per_process_memory_fraction was called";
 
-fn headline(advice: &Advice) -> &'static str {
-    if advice.dead_end.is_some() {
-        return dead_end_headline(advice);
+const PASTE: &str = "Paste this before you start the program:";
+
+/// The first line. It says what happened, then what to do.
+fn headline(advice: &Advice) -> String {
+    if let Some(gap) = &advice.history_gap {
+        return format!("cannot tell: {gap}");
+    }
+    if let Some(end) = &advice.dead_end {
+        return format!("{}; {}", what_happened(advice, end), remedy(advice, end));
     }
     match (advice.changes, advice.fits) {
         (true, Some(true)) if advice.fits_now == Some(false) => {
-            "it runs out of memory now; another setting avoids this OOM. Paste this before you start the program:"
+            format!("it runs out of memory now; another setting avoids this OOM. {PASTE}")
         }
-        (true, Some(false)) => "no setting is enough; this one comes closest:",
-        (true, _) => "another setting needs less memory. Paste this before you start the program:",
-        (false, Some(false)) => "no setting helps",
-        (false, _) => "keep your current settings",
+        (true, _) if advice.depends_on_limit => {
+            format!("another setting helps, if the limit is at least {}. {PASTE}", in_mebibytes(advice.needed_bytes))
+        }
+        (true, _) => format!("another setting needs less memory. {PASTE}"),
+        (false, Some(false)) => closest(advice),
+        (false, _) if advice.closest.is_some() => closest(advice),
+        (false, _) => "keep your current settings".to_owned(),
     }
 }
 
-/// The headline for a recording that ends with an OOM.
-fn dead_end_headline(advice: &Advice) -> &'static str {
+/// Why the recorded program died.
+fn what_happened(advice: &Advice, end: &FinalOom) -> String {
+    let leaks = advice.reasons.iter().any(|reason| matches!(reason, AdviceReason::Leak { .. }));
+    match (end.room_bytes, leaks) {
+        (None, false) => {
+            format!("your own memory limit refused this request: the GPU had {} free", Bytes(end.device_free_bytes))
+        }
+        (None, true) => format!(
+            "it leaks, and your own memory limit refused a request: the GPU had {} free",
+            Bytes(end.device_free_bytes)
+        ),
+        (Some(_), true) => "it ran out of memory because it leaks".to_owned(),
+        (Some(_), false) => "it ran out of memory".to_owned(),
+    }
+}
+
+/// What to do about an OOM.
+fn remedy(advice: &Advice, end: &FinalOom) -> String {
     if advice.reasons.iter().any(|reason| matches!(reason, AdviceReason::Leak { .. })) {
         return match advice.changes {
-            true => "it ran out of memory because it leaks: fix the leak. This setting only delays the OOM:",
-            false => "it ran out of memory because it leaks: fix the leak. No setting helps",
+            true => "fix the leak. This setting only delays the OOM:".to_owned(),
+            false => "fix the leak. No setting helps".to_owned(),
         };
     }
-    match (advice.changes, advice.fits) {
-        (true, Some(true)) => {
-            "it ran out of memory; another setting avoids this OOM. Paste this before you start the program:"
+    let raise = if end.room_bytes.is_none() { raised(advice) } else { String::new() };
+    let words = match (advice.changes, advice.fits) {
+        (true, _) if advice.depends_on_limit => format!(
+            "another setting avoids this OOM only if the limit is at least {}. {PASTE}",
+            in_mebibytes(advice.needed_bytes)
+        ),
+        (true, Some(true)) => format!("another setting avoids this OOM. {PASTE}"),
+        (true, _) => format!("another setting needs less up to that point. {PASTE}"),
+        (false, Some(true)) => "in this much memory the current settings avoid this OOM".to_owned(),
+        (false, _) => closest(advice),
+    };
+    format!("{raise}{words}")
+}
+
+/// What to do about a limit of the program's own, and what the rest of the sentence is about.
+fn raised(advice: &Advice) -> String {
+    let recorded = advice.recorded_limit.as_ref();
+    match advice.limit_bytes {
+        Some(bytes) if !recorded.is_some_and(|limit| limit.range.contains(bytes)) => {
+            format!("raise or remove the limit. With {} for the allocator, ", in_mebibytes(Some(bytes)))
         }
-        (true, Some(false)) => "it ran out of memory, and no setting avoids this OOM; this one comes closest:",
-        (true, None) => {
-            "it ran out of memory; another setting needs less up to that point. Paste this before you start the program:"
-        }
-        (false, Some(true)) => {
-            "it ran out of memory when recorded; in this much memory the current settings avoid this OOM"
-        }
-        (false, _) => "it ran out of memory, and no setting helps",
+        _ => "raise or remove the limit. With the limit, ".to_owned(),
     }
+}
+
+/// No setting is enough.
+fn closest(advice: &Advice) -> String {
+    match &advice.closest {
+        Some(settings) if advice.depends_on_limit => {
+            let needed = in_mebibytes(advice.needed_bytes);
+            format!("no setting helps unless the limit is at least {needed}, which {settings} needs")
+        }
+        Some(settings) => {
+            format!("no setting is enough; {settings} comes closest, with {}", in_mebibytes(advice.needed_bytes))
+        }
+        None => "no setting helps".to_owned(),
+    }
+}
+
+/// The limit under which the program was recorded. A full device is shown as available memory.
+fn recorded_with(limit: &RecordedLimit) -> Option<String> {
+    let words = limit.in_words();
+    Some(match limit.refused_by {
+        MemoryRefuser::Device => return None,
+        MemoryRefuser::OwnLimit if limit.inferred => {
+            format!("a memory limit of the program's own (set_per_process_memory_fraction), {words}")
+        }
+        MemoryRefuser::OwnLimit => format!("a memory limit of {words}"),
+        MemoryRefuser::Unknown => format!("a memory limit {words}: the program's own, or a device that was full"),
+    })
 }
 
 /// How the recorded program failed.
 fn failure(end: &FinalOom) -> String {
     let site = end.site.as_ref().map(|site| format!(" at {site}")).unwrap_or_default();
-    let refused = match end.own_limit {
-        Some(ProcessLimit { at_least_bytes: least, below_bytes: most }) => format!(
-            "; refused by the program's own memory fraction, which is between {} and {}: pass it with --limit",
-            in_mebibytes(Some(least)),
-            in_mebibytes(Some(most))
-        ),
-        None => format!(", {} free on the device", Bytes(end.device_free_bytes)),
-    };
     format!(
-        "{} requested{site}; {} allocated, {} cached in pieces that are too small{refused}",
+        "{} requested{site}; {} allocated, {} cached in pieces that are too small, {} free on the device",
         Bytes(end.requested_bytes),
         Bytes(end.allocated_bytes),
-        Bytes(end.cached_bytes())
+        Bytes(end.cached_bytes()),
+        Bytes(end.device_free_bytes)
     )
 }
 
@@ -186,11 +249,23 @@ fn held(holder: &MemoryHolder) -> String {
     format!("{} in {} {blocks}: {}", Bytes(holder.bytes), holder.blocks, holder.site)
 }
 
+/// What users can compare with their own run.
+fn reserved(advice: &Advice) -> Option<String> {
+    let (now, then) = (advice.reserved_now_bytes?, advice.reserved_bytes?);
+    let figure = "without a limit (torch.cuda.max_memory_reserved)";
+    Some(match (advice.changes || advice.closest.is_some(), then.cmp(&now)) {
+        (false, _) => format!("{} {figure}", Bytes(now)),
+        (true, Ordering::Less) => format!("falls from {} to {} {figure}", Bytes(now), Bytes(then)),
+        (true, Ordering::Equal) => format!("stays at {} {figure}", Bytes(now)),
+        (true, Ordering::Greater) => format!("rises from {} to {} {figure}", Bytes(now), Bytes(then)),
+    })
+}
+
 fn memory(advice: &Advice) -> String {
     let needed = in_mebibytes(advice.needed_bytes);
     match (advice.needed_bytes, advice.needed_now_bytes) {
         (None, _) => "more than the device has".to_owned(),
-        (Some(_), Some(now)) if advice.changes => format!(
+        (Some(_), Some(now)) if advice.changes || advice.closest.is_some() => format!(
             "{needed} instead of {}: {} less ({:.1} %)",
             in_mebibytes(Some(now)),
             in_mebibytes(Some(advice.saved_bytes)),
@@ -205,6 +280,11 @@ fn memory(advice: &Advice) -> String {
 
 fn available(advice: &Advice) -> Option<String> {
     let limit = advice.limit_bytes?;
+    if advice.depends_on_limit {
+        let needed = in_mebibytes(advice.needed_bytes);
+        let setting = advice.closest.as_deref().unwrap_or("this setting");
+        return Some(format!("enough with {setting} if the limit is at least {needed}, which is not known"));
+    }
     let verdict = |fits: Option<bool>| if fits == Some(true) { "enough" } else { "too little" };
     let words = match advice.changes {
         true => {
@@ -227,11 +307,12 @@ fn cost(now: Option<u64>, then: u64) -> String {
 fn confidence(advice: &Advice) -> String {
     let about_model = match &advice.confidence {
         Confidence::Exact { entries, blocks_before: 0 } => {
-            format!("EXACT: the model matches PyTorch in all {entries} entries of this recording")
+            format!("EXACT for the recorded run: the model matches PyTorch in all {entries} entries")
         }
         Confidence::Exact { entries, blocks_before } => format!(
-            "EXACT from the middle: the model matches PyTorch in all {entries} entries; the {blocks_before} blocks \
-             allocated before the recording are requested first, so the gaps between them are ignored"
+            "EXACT for the recorded run, from the middle: the model matches PyTorch in all {entries} entries; the \
+             {blocks_before} blocks allocated before the recording are requested first, so the gaps between them are \
+             ignored"
         ),
         Confidence::Partial { reasons } => format!("PARTIAL: {}", reasons.join("; ")),
         Confidence::Diverged { entries_agreed, difference } => {
@@ -243,9 +324,26 @@ fn confidence(advice: &Advice) -> String {
     };
     let settled = |row: &&AdviceRow| row.current || row.recommended;
     match advice.tried.iter().filter(settled).any(|row| row.stable == Some(false)) {
-        true => format!("{about_model}; some limits above the memory needed fail, or some below it fit"),
+        true => format!("{about_model}; some limits above the smallest one fail, or some below it fit"),
         false => about_model,
     }
+}
+
+/// How far the answer for other settings can be trusted: it is a prediction.
+fn prediction(advice: &Advice) -> Option<String> {
+    let settings = match &advice.closest {
+        Some(closest) => closest,
+        None if advice.changes => &advice.recommended,
+        None => return None,
+    };
+    let CheckedPredictions { runs, exact } = advice.predictions;
+    let keys = checked_keys(settings);
+    Some(match runs {
+        0 => format!("no prediction for {keys} has been compared with a real run"),
+        _ => format!(
+            "predictions for {keys} were compared with {runs} real runs: reserved memory was right to the byte in {exact}"
+        ),
+    })
 }
 
 fn reason_fact(reason: &AdviceReason, fits: Option<bool>) -> (&'static str, String) {
@@ -285,7 +383,7 @@ fn tried(advice: &Advice, top: usize, medium: Medium) -> String {
     let mut left_out = 0;
     let mut add = |rows: &[&AdviceRow], most: usize| {
         for (place, row) in rows.iter().enumerate() {
-            if place < most || row.current || row.recommended {
+            if place < most || row.current || row.recommended || row.closest {
                 table.row(cells(row));
             } else {
                 left_out += 1;
@@ -295,8 +393,9 @@ fn tried(advice: &Advice, top: usize, medium: Medium) -> String {
     add(&settings, top);
     add(&others, top.div_ceil(3));
     let mut legend =
-        "Memory needed: the smallest limit in which everything completes. Smallest device: with context and \
-                      libraries. Other allocators cannot be selected through PYTORCH_CUDA_ALLOC_CONF."
+        "Reserved, no limit: compare it with torch.cuda.max_memory_reserved. Smallest limit: in which everything \
+         completes. Smallest device: with context and libraries. Other allocators cannot be selected through \
+         PYTORCH_CUDA_ALLOC_CONF."
             .to_owned();
     if left_out > 0 {
         let _ = write!(legend, " Not shown: {left_out} (--top 99 shows all).");
@@ -316,19 +415,27 @@ fn cells(row: &AdviceRow) -> [String; 7] {
         ThresholdStatus::NeverFits => "never fits".to_owned(),
         _ => "not tried".to_owned(),
     };
-    let mark = match (row.recommended, row.current) {
-        (true, true) => "keep",
-        (true, false) => "recommended",
-        (false, true) => "now",
-        (false, false) => "",
+    let mark = match (row.recommended, row.closest, row.current) {
+        (true, _, true) => "keep",
+        (true, _, false) => "recommended",
+        (false, true, true) => "now, closest",
+        (false, true, false) => "closest",
+        (false, false, true) => "now",
+        (false, false, false) => "",
+    };
+    let fits = match row.fits {
+        Some(true) => "yes",
+        Some(false) => "NO",
+        None if row.depends_on_limit => "depends",
+        None => "",
     };
     [
         name,
+        maybe_bytes(row.uncapped_reserved_bytes),
         needed,
         in_mebibytes(row.device_bytes),
-        maybe_bytes(row.uncapped_reserved_bytes),
         row.driver_ns.map_or_else(String::new, |nanos| Nanos(nanos).to_string()),
-        row.fits.map_or("", |fits| if fits { "yes" } else { "NO" }).to_owned(),
+        fits.to_owned(),
         mark.to_owned(),
     ]
 }
@@ -337,8 +444,12 @@ fn cells(row: &AdviceRow) -> [String; 7] {
 mod tests {
     use super::*;
     use crate::{
-        answer::holders::{GroupBy, Grower},
+        answer::{
+            advise::checked_predictions,
+            holders::{GroupBy, Grower},
+        },
         base::MIB,
+        trace::torch::{HistoryGap, ProcessLimit},
     };
 
     fn shown(advice: &Advice, top: usize, medium: Medium) -> String {
@@ -371,6 +482,9 @@ mod tests {
             needed_now_bytes: now.needed_bytes,
             needed_bytes: best.needed_bytes,
             saved_bytes: 636 * MIB,
+            reserved_now_bytes: Some(9000 * MIB),
+            reserved_bytes: Some(6600 * MIB),
+            predictions: checked_predictions("expandable_segments:True"),
             live_peak_bytes: 6006 * MIB,
             driver_now_ns: Some(4_000_000),
             driver_ns: Some(4_500_000),
@@ -387,19 +501,21 @@ mod tests {
 
             export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 
-          memory needed  6,184 MiB instead of 6,820 MiB: 636 MiB less (9.3 %)
+          reserved       falls from 8.79 GiB to 6.45 GiB without a limit (torch.cuda.max_memory_reserved)
+          smallest limit 6,184 MiB instead of 6,820 MiB: 636 MiB less (9.3 %)
           driver time    4.50 ms instead of 4.00 ms: 500 us more in total
-          how sure       EXACT: the model matches PyTorch in all 55169 entries of this recording
+          how sure       EXACT for the recorded run: the model matches PyTorch in all 55169 entries
+          prediction     predictions for expandable_segments were compared with 8 real runs: reserved memory was right to the byte in 8
 
         ─────────────────────────────────────────────────────────────────────────────────────────────
-         settings                   memory       smallest   reserved,    driver   fits
-                                    needed         device    no limit      time
+         settings                   reserved,    smallest    smallest    driver   fits
+                                    no limit        limit      device      time
         ═════════════════════════════════════════════════════════════════════════════════════════════
-         expandable_segments:True   6,184 MiB   6,778 MiB    8.79 GiB   4.00 ms          recommended
-         (defaults)                 6,820 MiB   7,414 MiB    8.79 GiB   4.00 ms                  now
-         another allocator: bfc     6,400 MiB   6,994 MiB    8.79 GiB   4.00 ms
+         expandable_segments:True   8.79 GiB    6,184 MiB   6,778 MiB   4.00 ms          recommended
+         (defaults)                 8.79 GiB    6,820 MiB   7,414 MiB   4.00 ms                  now
+         another allocator: bfc     8.79 GiB    6,400 MiB   6,994 MiB   4.00 ms
         ─────────────────────────────────────────────────────────────────────────────────────────────
-        Memory needed: the smallest limit in which everything completes. Smallest device: with context and libraries. Other allocators cannot be selected through PYTORCH_CUDA_ALLOC_CONF. Not shown: 1 (--top 99 shows all).
+        Reserved, no limit: compare it with torch.cuda.max_memory_reserved. Smallest limit: in which everything completes. Smallest device: with context and libraries. Other allocators cannot be selected through PYTORCH_CUDA_ALLOC_CONF. Not shown: 1 (--top 99 shows all).
         ");
     }
 
@@ -441,7 +557,7 @@ mod tests {
         let report = AdviceReport { advices: vec![sample()], top: 1 };
         let csv = report.csv().unwrap();
         assert_eq!(csv.lines().count(), 5, "{csv}");
-        assert!(csv.lines().all(|line| line.split(',').count() == 14), "{csv}");
+        assert!(csv.lines().all(|line| line.split(',').count() == 16), "{csv}");
         let json = report.json();
         let answer = &json["rows"][0];
         assert_eq!(
@@ -495,21 +611,87 @@ mod tests {
 
           OOM            700 MiB requested at torch/nn/linear.py:7 forward from train.py:45 <module>; 6.15 GiB allocated, 300 MiB cached in pieces that are too small, 200 MiB free on the device
           held by        2.00 GiB in 24 blocks: model.py:3 f
-          memory needed  6,184 MiB instead of 6,820 MiB: 636 MiB less (9.3 %), up to the OOM
+          smallest limit 6,184 MiB instead of 6,820 MiB: 636 MiB less (9.3 %), up to the OOM
           available      6,800 MiB for the allocator: enough with this setting, too little with the current ones
           after that     not in the recording; 616 MiB (9.1 %) are left for it. 93 % of the memory was allocated: settings alone may not be enough (see `oomph techniques`, or use a smaller batch)
         ");
         let leak = AdviceReason::Leak { bytes_per_step: 1e9, grower: None };
         let leaky = shown(&Advice { reasons: vec![leak], ..died.clone() }, 1, Medium::PIPE);
-        assert!(leaky.starts_with("run.pickle: it ran out of memory because it leaks: fix the leak."), "{leaky}");
+        assert!(leaky.starts_with("run.pickle: it ran out of memory because it leaks; fix the leak."), "{leaky}");
         let kept = Advice { changes: false, export: None, ..died.clone() };
-        let headline = |fits| dead_end_headline(&Advice { fits, ..kept.clone() });
+        let headline = |fits| headline(&Advice { fits, ..kept.clone() });
         assert!(headline(Some(true)).contains("in this much memory the current settings avoid this OOM"));
         assert!(headline(Some(false)).ends_with("no setting helps"));
-        let own_limit = Some(ProcessLimit { at_least_bytes: 6600 * MIB, below_bytes: 7300 * MIB });
-        let own_limit = FinalOom { device_free_bytes: 9000 * MIB, room_bytes: None, own_limit, ..end };
-        let text = shown(&Advice { dead_end: Some(own_limit), fits: None, ..died }, 1, Medium::PIPE);
-        assert!(text.contains("between 6,600 MiB and 7,300 MiB: pass it with --limit"), "{text}");
-        assert!(text.contains("another setting needs less up to that point"), "{text}");
+    }
+
+    /// An OOM that the program's own limit caused.
+    fn died_of_its_limit() -> Advice {
+        let range = ProcessLimit { at_least_bytes: 6600 * MIB, below_bytes: 7300 * MIB };
+        let end = FinalOom {
+            requested_bytes: 700 * MIB,
+            allocated_bytes: 6300 * MIB,
+            reserved_bytes: 6600 * MIB,
+            device_free_bytes: 131 << 30,
+            own_limit: Some(range),
+            ..FinalOom::default()
+        };
+        let limit = RecordedLimit { range, inferred: true, ..RecordedLimit::given(range.at_least_bytes) };
+        Advice { dead_end: Some(end), recorded_limit: Some(limit), limit_bytes: Some(6600 * MIB), ..advised() }
+    }
+
+    #[test]
+    fn own_limit_is_named_first() {
+        let died = Advice { fits: Some(true), ..died_of_its_limit() };
+        let text = shown(&died, 1, Medium::PIPE);
+        let first = "run.pickle: your own memory limit refused this request: the GPU had 131 GiB free; raise or remove \
+                     the limit. With the limit, another setting avoids this OOM. Paste this before you start the program:";
+        assert_eq!(text.lines().next(), Some(first));
+        let limit = "set_per_process_memory_fraction), between 6600 and 7300 MiB";
+        assert!(text.contains(limit), "{text}");
+        let depends = Advice { depends_on_limit: true, ..died_of_its_limit() };
+        let text = shown(&depends, 1, Medium::PIPE);
+        assert!(text.contains("avoids this OOM only if the limit is at least 6,184 MiB"), "{text}");
+        let closest = Some("expandable_segments:True".to_owned());
+        let unlikely = Advice { changes: false, export: None, closest: closest.clone(), ..depends };
+        let text = shown(&unlikely, 1, Medium::PIPE);
+        let words = "no setting helps unless the limit is at least 6,184 MiB, which expandable_segments:True needs";
+        assert!(text.lines().next().unwrap().ends_with(words), "{text}");
+        let none = Advice { fits: Some(false), changes: false, export: None, closest, ..died_of_its_limit() };
+        let text = shown(&none, 1, Medium::PIPE);
+        let words = "With the limit, no setting is enough; expandable_segments:True comes closest, with 6,184 MiB";
+        assert!(text.lines().next().unwrap().ends_with(words), "{text}");
+    }
+
+    #[test]
+    fn no_history_is_no_answer() {
+        let gap =
+            Advice { history_gap: Some(HistoryGap::NoRequests), source: "run.pickle".to_owned(), ..Advice::default() };
+        let text = shown(&gap, 1, Medium::PIPE);
+        assert!(text.starts_with("run.pickle: cannot tell: it has no history of requests"), "{text}");
+        assert!(text.contains("oomph record") && text.lines().count() == 1, "{text}");
+    }
+
+    #[test]
+    fn insufficient_settings_are_not_recommended() {
+        let mut best = row(Some("expandable_segments:True"), 6184);
+        (best.closest, best.fits) = (true, Some(false));
+        let mut maybe = row(Some("max_split_size_mb:32"), 7000);
+        maybe.depends_on_limit = true;
+        let cells = [cells(&best), cells(&maybe)];
+        assert_eq!((&*cells[0][5], &*cells[0][6]), ("NO", "closest"));
+        assert_eq!((&*cells[1][5], &*cells[1][6]), ("depends", ""));
+    }
+
+    #[test]
+    fn predictions_say_how_often_they_were_checked() {
+        let words = |settings: &str| {
+            let recommended = settings.to_owned();
+            prediction(&Advice { recommended, predictions: checked_predictions(settings), changes: true, ..advised() })
+        };
+        let checked = "predictions for expandable_segments were compared with 8 real runs: reserved memory was right to \
+                       the byte in 8";
+        assert_eq!(words("expandable_segments:True").as_deref(), Some(checked));
+        let unchecked = "no prediction for large_segment_size_mb has been compared with a real run";
+        assert_eq!(words("large_segment_size_mb:64").as_deref(), Some(unchecked));
     }
 }

@@ -20,7 +20,7 @@ use crate::{
         sim::{SimConfig, SimConfigError, SimDevice},
     },
     models::{Recipe, WorkloadError, is_recipe_name},
-    replay::verify::{Companion, CompanionError, Verdict, Verification, verify},
+    replay::verify::{Companion, CompanionError, Verdict, Verification, verify_with_limit},
     strategy::Setup,
     trace::{
         self, EventReader, InitialLayout, Source, TableFull, Trace, TraceError,
@@ -100,8 +100,7 @@ impl SourceSpec {
             }
             None if !self.set.is_empty() => Err(SourceError::NothingToSet(self.name.clone())),
             None => Ok(match self.verified_recording(progress)? {
-                Some((recording, _)) if recording.initial_layout().is_some() => Box::new(recording),
-                Some((recording, _)) => Box::new(recording.trace),
+                Some((recording, _)) => recording.into_source(),
                 None => trace::open(Path::new(&self.name), progress)?,
             }),
         }
@@ -113,8 +112,7 @@ impl SourceSpec {
         Ok(Arc::from(spec.open(&NoProgress)?))
     }
 
-    /// The source as a recording, if it is a PyTorch snapshot. The limit of the recorded program is
-    /// used only to verify it; a replay has its own limit.
+    /// The source as a recording, if it is a PyTorch snapshot.
     pub fn recording(&self, progress: &dyn Progress) -> Result<Option<Recording>, SourceError> {
         Ok(self.verified_recording(progress)?.map(|(recording, _)| recording))
     }
@@ -124,17 +122,29 @@ impl SourceSpec {
         &self,
         progress: &dyn Progress,
     ) -> Result<Option<(Recording, Verification)>, SourceError> {
+        self.verified_under(None, progress)
+    }
+
+    /// Like `verified_recording`, for a program that ran under a limit of `limit` bytes. Without it, the limit is that of
+    /// the table beside the file, or the one that the recording implies.
+    pub fn verified_under(
+        &self,
+        limit: Option<u64>,
+        progress: &dyn Progress,
+    ) -> Result<Option<(Recording, Verification)>, SourceError> {
         let path = Path::new(&self.name);
         let is_file = path.is_file() && path.extension().is_none_or(|extension| extension != "toml");
         if !is_file || trace::recognise(path)?.name != torch::NAME {
             return if self.device_index.is_some() { Err(SourceError::NotASnapshot) } else { Ok(None) };
         }
-        let recording = Recording::open(path, self.device_index, progress)?;
+        let mut recording = Recording::open(path, self.device_index, progress)?;
         let device = SimDevice::new(SimConfig::default())?;
         let props = device.props();
         let companion = Companion::beside(path)?.unwrap_or_default();
-        let limit = companion.memory_fraction.map(|fraction| (fraction * props.total_bytes as f64) as u64);
-        let verification = verify(&recording, &Setup { props, limit }, &companion.counters, progress);
+        let fraction = companion.memory_fraction.filter(|fraction| *fraction < 1.0);
+        let limit = limit.or(fraction.map(|fraction| (fraction * props.total_bytes as f64) as u64));
+        let verification = verify_with_limit(&recording, &Setup { props, limit }, &companion.counters, progress);
+        recording.limit = verification.limit.clone();
         let recording = match verification.verdict {
             Verdict::Exact => recording
                 .with_sizes_before(&verification.sizes_before)

@@ -44,7 +44,9 @@ fn advice_matches_twelve_capped_runs() {
         let companion = |run: &str| Companion::beside(Path::new(&path_of(run))).unwrap().unwrap();
         let fraction = companion(&format!("varlen_cap{share}")).memory_fraction.unwrap();
         let advice = ask(&trace, Some(AvailableMemory::Limit((fraction * DEVICE_BYTES) as u64)));
-        assert_eq!(advice.recommended, "expandable_segments:True", "{share}");
+        // In 0.042 of the memory no setting is enough.
+        let best = advice.closest.as_ref().unwrap_or(&advice.recommended);
+        assert_eq!((&**best, advice.closest.is_some()), ("expandable_segments:True", share == "042"), "{share}");
         assert!(advice.saved_bytes > 500 << 20, "{share}: {}", advice.saved_bytes);
         for setting in ["", ".exp", ".split64", ".gc"] {
             let run = format!("varlen_cap{share}{setting}");
@@ -86,7 +88,7 @@ fn advice_for_a_recorded_oom() {
 fn advise_prints_line_and_json() {
     let recording = path_of("varlen_stack");
     let (out, _) = run(".", &["advise", &recording, "--memory", "24GiB"], 0);
-    assert!(out.contains("EXACT") && out.contains("memory needed"), "{out}");
+    assert!(out.contains("EXACT") && out.contains("smallest limit"), "{out}");
     let (out, _) = run(".", &["advise", &recording, "--format", "json"], 0);
     let row = &serde_json::from_str::<Value>(&out).unwrap()["rows"][0];
     assert!(row["recommended"].is_string() && row["saved_bytes"].is_u64(), "{row}");

@@ -159,8 +159,8 @@ fn snapshot_export_needs_one_strategy() {
     let folder = empty();
     let export =
         |options: &[&'static str]| [&["replay", "checkerboard", "--export-snapshot", "out.pickle"], options].concat();
-    refused(&folder, &export(&[]), &["--export-snapshot", "exactly one --strategy, not 3"]);
-    refused(&folder, &export(&["-s", "caching", "-s", "direct"]), &["exactly one --strategy, not 2"]);
+    refused(&folder, &export(&[]), &["--export-snapshot", "exactly one --strategy; there are 0"]);
+    refused(&folder, &export(&["-s", "caching", "-s", "direct"]), &["exactly one --strategy; there are 2"]);
     refused(&folder, &export(&["-s", "caching", "--repeat", "2"]), &["--repeat"]);
     refused(&folder, &["replay", "checkerboard", "-s", "direct", "--force"], &["--export-snapshot"]);
     let (_, err) = run(&folder, &export(&["-s", "null"]), 2);

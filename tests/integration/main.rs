@@ -21,6 +21,7 @@ mod install;
 mod leaks;
 mod museum;
 mod own_allocator;
+mod own_limit;
 mod packing;
 mod partition;
 mod plugin;

@@ -15,6 +15,8 @@ pub struct InitialLayout {
     pub layout: Layout,
     /// The settings that produced this layout.
     pub settings: AllocatorSettings,
+    /// The limit of the allocator that produced it, in bytes, if it is known.
+    pub limit: Option<u64>,
 }
 
 /// The allocator settings in a snapshot, with the names and in the order of the file.

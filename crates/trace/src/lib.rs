@@ -41,4 +41,4 @@ pub use source::{
     CHUNK_EVENTS, EventReader, PROGRESS_PER_READING, ProgressSource, Source, Trace, TraceError, TraceFormat,
     WriteError, for_each_event,
 };
-pub use summary::{HistogramBucket, MemoryPeak, PowerHistogram, TraceSummary};
+pub use summary::{FailedRequests, HistogramBucket, MemoryPeak, PowerHistogram, TraceSummary};

@@ -2,7 +2,7 @@
 
 use serde::{Serialize, Serializer};
 
-use super::{Event, MarkKind, Op, OpKind, Tables, TracedBlock};
+use super::{Event, MarkKind, Op, OpKind, Tables, TracedBlock, failed_when_recorded};
 use oomph_base::Nanos;
 
 /// The most values of memory over time in a summary.
@@ -19,8 +19,10 @@ pub struct TraceSummary {
     pub requested_bytes: u64,
     /// The largest request for device memory.
     pub largest_request: u64,
-    /// The peak of live device memory.
+    /// The peak of live device memory, without requests that failed when recorded.
     pub peak: MemoryPeak,
+    /// Requests that failed when recorded.
+    pub failed: FailedRequests,
     /// The peak of live device bytes in each of up to 256 equal ranges of events; the last range may be shorter.
     pub live_over_time: Vec<u64>,
     /// The peak of live pinned host memory.
@@ -68,6 +70,15 @@ pub struct MemoryPeak {
     pub blocks: u64,
     /// The event that first reached it, from 0.
     pub event: u64,
+}
+
+/// Requests that failed when they were recorded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct FailedRequests {
+    /// How many.
+    pub requests: u64,
+    /// The largest of them.
+    pub largest_bytes: u64,
 }
 
 /// A histogram by power of two.
@@ -146,6 +157,8 @@ pub(crate) struct SummaryCounter {
     kinds: [u64; OpKind::ALL.len()],
     device: LiveMemory,
     host: LiveMemory,
+    /// The event of the latest request that failed when recorded. It is freed at once.
+    failed_at: Option<u64>,
     levels: RangeMaxima,
     threads_seen: Vec<bool>,
     streams_seen: Vec<bool>,
@@ -161,10 +174,16 @@ impl SummaryCounter {
         self.kinds[event.op.kind() as usize] += 1;
         mark(&mut self.threads_seen, event.thread.index());
         match event.op {
-            Op::Alloc { bytes, stream, .. } => {
+            Op::Alloc { bytes, stream, site, .. } => {
                 mark(&mut self.streams_seen, stream.index());
-                self.device.add(bytes, index);
                 let summary = &mut self.summary;
+                if tables.sites().get(site.index()).is_some_and(|site| failed_when_recorded(site)) {
+                    self.failed_at = Some(index);
+                    summary.failed.requests += 1;
+                    summary.failed.largest_bytes = summary.failed.largest_bytes.max(bytes);
+                } else {
+                    self.device.add(bytes, index);
+                }
                 summary.requested_bytes = summary.requested_bytes.saturating_add(bytes);
                 summary.largest_request = summary.largest_request.max(bytes);
                 summary.sizes.record(bytes);
@@ -172,7 +191,7 @@ impl SummaryCounter {
             Op::HostAlloc { bytes, .. } => self.host.add(bytes, index),
             Op::Free { stream, .. } => {
                 mark(&mut self.streams_seen, stream.index());
-                if let Some(block) = block {
+                if let Some(block) = block.filter(|block| Some(block.born) != self.failed_at) {
                     self.device.remove(block.bytes);
                     self.summary.lifetimes.record(index - block.born);
                 }

@@ -1,7 +1,9 @@
 //! What is tried, and which settings are recommended.
 //!
-//! Candidates are the settings that complete in the available memory (all settings, if none does or the memory is
-//! unknown). Of these, only those count that need at most [`least_gain`] more than the least. The simplest of them is
+//! Candidates are the settings that complete in the available memory; if there are none, those that complete in part of
+//! the range in which the limit is known to be; if there are none either, all settings. If the memory is unknown,
+//! candidates are all settings that do not reserve more than the current ones; others release their memory only under a
+//! limit. Of the candidates, only those count that need at most [`least_gain`] more than the least. The simplest of them is
 //! chosen:
 //!
 //! 1. the current settings, because nothing has to be changed then;
@@ -127,11 +129,17 @@ pub fn least_gain(needed_bytes: u64) -> u64 {
 /// The number of the row to recommend: `current` itself where nothing is worth a change.
 #[must_use]
 pub fn choose(rows: &[AdviceRow], current: usize) -> usize {
-    let eligible = |row: &&(usize, &AdviceRow)| row.1.settings.is_some() && row.1.needed_bytes.is_some();
+    let unlimited = rows.iter().all(|row| row.fits.is_none() && !row.depends_on_limit);
+    let reserved_now = rows.get(current).and_then(|row| row.uncapped_reserved_bytes).unwrap_or(u64::MAX);
+    let most_reserved = reserved_now.saturating_add(least_gain(reserved_now));
+    let eligible = |row: &&(usize, &AdviceRow)| {
+        let rises = unlimited && row.1.uncapped_reserved_bytes.is_some_and(|bytes| bytes > most_reserved);
+        row.1.settings.is_some() && row.1.needed_bytes.is_some() && !rises
+    };
     let numbered: Vec<(usize, &AdviceRow)> = rows.iter().enumerate().collect();
-    let any_fits = numbered.iter().filter(eligible).any(|(_, row)| row.fits == Some(true));
-    let in_question =
-        || numbered.iter().filter(eligible).filter(|(_, row)| !any_fits || row.fits == Some(true)).copied();
+    let fit = |row: &AdviceRow| (row.fits == Some(true), row.depends_on_limit);
+    let best_fit = numbered.iter().filter(eligible).map(|(_, row)| fit(row)).max();
+    let in_question = || numbered.iter().filter(eligible).filter(|(_, row)| Some(fit(row)) == best_fit).copied();
     let Some(least) = in_question().filter_map(|(_, row)| row.needed_bytes).min() else { return current };
     let needed_now = rows.get(current).and_then(|row| row.needed_bytes).unwrap_or(least);
     let most = least.saturating_add(least_gain(needed_now));
@@ -243,6 +251,18 @@ mod choice_tests {
         assert_eq!(choose(&rows, 0), 2, "a fit that is not monotone");
         rows[2].fits = Some(false);
         assert_eq!(choose(&rows, 0), 1, "where nothing fits, what comes nearest");
+    }
+
+    #[test]
+    fn without_a_limit_reserved_memory_must_not_rise() {
+        let reserves = |settings: &str, needed_mib, reserved: u64| AdviceRow {
+            uncapped_reserved_bytes: Some(reserved),
+            ..row(settings, needed_mib)
+        };
+        let mut rows = [reserves("", 6000, 7 * GIB), reserves("max_split_size_mb:64", 5000, 13 * GIB)];
+        assert_eq!(choose(&rows, 0), 0);
+        (rows[0].fits, rows[1].fits) = (Some(false), Some(true));
+        assert_eq!(choose(&rows, 0), 1, "a limit makes PyTorch release the rest");
     }
 
     #[test]

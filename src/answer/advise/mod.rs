@@ -9,9 +9,11 @@
 //! then `garbage_collection_threshold` has no effect, as in PyTorch.
 
 pub mod choice;
+mod confidence;
 mod reason;
 
 pub use choice::{SETTINGS, SettingsCandidate, candidates};
+pub use confidence::{CheckedPredictions, Confidence, checked_keys, checked_predictions};
 pub use reason::AdviceReason;
 
 use std::sync::atomic::AtomicBool;
@@ -26,12 +28,12 @@ use crate::{
     base::{Bytes, NoProgress, Progress, parallel_map},
     device::DeviceSpec,
     measure::{OomReport, SCHEMA},
-    replay::{
-        LimitEnforcer, Replay, ReplayOptions,
-        verify::{Verdict, Verification},
-    },
+    replay::{LimitEnforcer, Replay, ReplayOptions},
     strategy::StrategySpec,
-    trace::{Trace, torch::FinalOom},
+    trace::{
+        Trace,
+        torch::{FinalOom, HistoryGap, MemoryRefuser, ProcessLimit, RecordedLimit},
+    },
 };
 
 /// How much memory there is.
@@ -43,6 +45,20 @@ pub enum AvailableMemory {
     OfCard(u64),
     /// Bytes that the program may reserve: PyTorch's memory fraction.
     Limit(u64),
+    /// The same, known only as a range.
+    LimitWithin(ProcessLimit),
+}
+
+impl AvailableMemory {
+    /// The memory that a recorded program had.
+    #[must_use]
+    pub fn of_recording(limit: &RecordedLimit) -> AvailableMemory {
+        match limit.refused_by {
+            MemoryRefuser::Device => AvailableMemory::OfCard(limit.bytes),
+            _ if limit.inferred && limit.fraction.is_none() => AvailableMemory::LimitWithin(limit.range),
+            _ => AvailableMemory::Limit(limit.bytes),
+        }
+    }
 }
 
 /// What is asked.
@@ -58,6 +74,8 @@ pub struct AdviceQuestion<'a> {
     pub room: Option<AvailableMemory>,
     /// How the recording ends, if it does because memory ran out.
     pub dead_end: Option<&'a FinalOom>,
+    /// The limit under which the recording was made, if one is known.
+    pub recorded_limit: Option<&'a RecordedLimit>,
     /// How often the trace must complete, back to back.
     pub repeat: u32,
     /// How many replays run side by side.
@@ -78,6 +96,7 @@ impl<'a> AdviceQuestion<'a> {
             device,
             room: None,
             dead_end: None,
+            recorded_limit: None,
             repeat: 1,
             jobs: 1,
             stop: None,
@@ -85,7 +104,7 @@ impl<'a> AdviceQuestion<'a> {
         }
     }
 
-    /// What the allocator may hold.
+    /// What the allocator may hold; of a range, the least.
     fn limit_bytes(&self) -> Result<Option<u64>, ThresholdError> {
         Ok(match self.room {
             Some(AvailableMemory::Card(bytes)) => {
@@ -94,6 +113,7 @@ impl<'a> AdviceQuestion<'a> {
                 Some(left.ok_or(ThresholdError::NoRoom { card: Bytes(bytes), overhead: Bytes(overhead) })?)
             }
             Some(AvailableMemory::OfCard(bytes) | AvailableMemory::Limit(bytes)) => Some(bytes),
+            Some(AvailableMemory::LimitWithin(range)) => Some(range.at_least_bytes),
             None => None,
         })
     }
@@ -102,7 +122,7 @@ impl<'a> AdviceQuestion<'a> {
     fn enforcer(&self) -> LimitEnforcer {
         match self.room {
             Some(AvailableMemory::Card(_) | AvailableMemory::OfCard(_)) => LimitEnforcer::Device,
-            Some(AvailableMemory::Limit(_)) | None => LimitEnforcer::Allocator,
+            Some(AvailableMemory::Limit(_) | AvailableMemory::LimitWithin(_)) | None => LimitEnforcer::Allocator,
         }
     }
 }
@@ -118,6 +138,8 @@ pub struct AdviceRow {
     pub current: bool,
     /// Whether they are recommended.
     pub recommended: bool,
+    /// Whether they come closest, where nothing completes in the memory that there is.
+    pub closest: bool,
     /// How the search ended.
     pub status: ThresholdStatus,
     /// The smallest memory in which the trace completes, of the allocator's own.
@@ -130,8 +152,11 @@ pub struct AdviceRow {
     pub retries_at_need: Option<u64>,
     /// Whether all amounts that were tried around agree; only known of the current and the recommended settings.
     pub stable: Option<bool>,
-    /// Whether the trace completes in the memory that there is.
+    /// Whether the trace completes in the memory that there is; unknown without a limit, and if it depends on the limit.
     pub fits: Option<bool>,
+    /// Whether that depends on where in its range the limit is: it completes from
+    /// [`needed_bytes`](AdviceRow::needed_bytes) on.
+    pub depends_on_limit: bool,
     /// Time in driver calls, launches left out: with the memory that there is, or with the whole device. Nothing is said of
     /// what does not complete.
     pub driver_ns: Option<u64>,
@@ -154,9 +179,15 @@ pub struct Advice {
     pub changes: bool,
     /// What to paste into a shell, where there is something to change.
     pub export: Option<String>,
+    /// The settings that come closest, where nothing completes in the memory that there is and they are other settings.
+    pub closest: Option<String>,
+    /// What is reserved with the current settings where nothing limits it: `torch.cuda.max_memory_reserved`.
+    pub reserved_now_bytes: Option<u64>,
+    /// The same with the recommended or closest settings.
+    pub reserved_bytes: Option<u64>,
     /// The least memory with the current settings.
     pub needed_now_bytes: Option<u64>,
-    /// The least memory with the recommended ones.
+    /// The least memory with the recommended or closest ones.
     pub needed_bytes: Option<u64>,
     /// The difference.
     pub saved_bytes: u64,
@@ -164,20 +195,28 @@ pub struct Advice {
     pub overhead_bytes: u64,
     /// The most bytes alive at one time: no allocator needs less.
     pub live_peak_bytes: u64,
+    /// Why nothing can be said: the recording has no history, or too little. Nothing was tried then.
+    pub history_gap: Option<HistoryGap>,
     /// Where the recording ends because memory ran out: nothing is known of what follows.
     pub dead_end: Option<FinalOom>,
-    /// What the allocator may hold of the memory there is.
+    /// The limit under which the recording was made, if one is known.
+    pub recorded_limit: Option<RecordedLimit>,
+    /// What the allocator may hold of the memory there is; of a range, the least.
     pub limit_bytes: Option<u64>,
     /// Whether the current settings suffice there.
     pub fits_now: Option<bool>,
-    /// Whether the recommended ones do.
+    /// Whether the recommended or closest ones do.
     pub fits: Option<bool>,
+    /// Whether that depends on where in its range the limit is: they do from `needed_bytes` on.
+    pub depends_on_limit: bool,
     /// Time in driver calls with the current settings.
     pub driver_now_ns: Option<u64>,
     /// With the recommended ones.
     pub driver_ns: Option<u64>,
-    /// How sure all this is.
+    /// How exactly the model reproduces the recorded run.
     pub confidence: Confidence,
+    /// How often predictions for the recommended or closest settings were compared with real runs.
+    pub predictions: CheckedPredictions,
     /// Why settings do not help, or only for a while; empty where they do.
     pub reasons: Vec<AdviceReason>,
     /// The first request that fails: with the recommended settings, in the memory there is or a page below their need.
@@ -212,26 +251,35 @@ pub fn advise(question: &AdviceQuestion<'_>) -> Result<Advice, ThresholdError> {
             question.settle(&mut rows[number])?;
         }
     }
+    let is_enough = question.is_enough(&rows[chosen]);
+    let changes = is_enough && chosen != current;
     rows[current].current = true;
-    rows[chosen].recommended = true;
+    rows[chosen].recommended = is_enough;
+    rows[chosen].closest = !is_enough;
     let (now, then) = (rows[current].clone(), rows[chosen].clone());
-    let recommended = then.settings.clone().unwrap_or_default();
+    let settings = then.settings.clone().unwrap_or_default();
     let mut advice = Advice {
         schema: SCHEMA,
         source: question.trace.name.clone(),
         current: question.current.to_owned(),
-        changes: chosen != current,
-        export: (chosen != current).then(|| format!("export PYTORCH_CUDA_ALLOC_CONF={}", quoted(&recommended))),
-        recommended,
+        changes,
+        export: changes.then(|| format!("export PYTORCH_CUDA_ALLOC_CONF={}", quoted(&settings))),
+        closest: (!is_enough && chosen != current).then(|| settings.clone()),
+        predictions: checked_predictions(&settings),
+        recommended: if changes { settings } else { question.current.to_owned() },
+        reserved_now_bytes: now.uncapped_reserved_bytes,
+        reserved_bytes: then.uncapped_reserved_bytes,
         needed_now_bytes: now.needed_bytes,
         needed_bytes: then.needed_bytes,
         saved_bytes: now.needed_bytes.zip(then.needed_bytes).map_or(0, |(now, then)| now.saturating_sub(then)),
         overhead_bytes: overhead(question.device)?,
         live_peak_bytes: live_peak(question.trace),
         dead_end: question.dead_end.cloned(),
+        recorded_limit: question.recorded_limit.cloned(),
         limit_bytes: question.limit_bytes()?,
         fits_now: now.fits,
         fits: then.fits,
+        depends_on_limit: then.depends_on_limit,
         driver_now_ns: now.driver_ns,
         driver_ns: then.driver_ns,
         ..Advice::default()
@@ -254,7 +302,8 @@ fn explain(question: &AdviceQuestion<'_>, then: &AdviceRow, advice: &mut Advice)
     };
     let Some(memory_bytes) = memory_bytes else { return Ok(()) };
     advice.failure = question.failure(then, memory_bytes)?;
-    if advice.fits == Some(false) || (advice.fits.is_none() && !advice.changes) {
+    let is_kept = !advice.changes && !advice.depends_on_limit;
+    if advice.fits == Some(false) || (advice.fits.is_none() && is_kept) {
         advice.reasons = reason::obstacles(advice, memory_bytes, advice.failure.as_ref());
     }
     Ok(())
@@ -266,6 +315,15 @@ fn quoted(settings: &str) -> String {
 }
 
 impl AdviceQuestion<'_> {
+    /// Whether a candidate completes in the memory that there is, or may do so if the limit is not known.
+    fn is_enough(&self, row: &AdviceRow) -> bool {
+        let may_reach = |needed| self.recorded_limit.is_none_or(|limit| limit.may_reach(needed));
+        match row.fits {
+            Some(fits) => fits,
+            None => !row.depends_on_limit || row.needed_bytes.is_some_and(may_reach),
+        }
+    }
+
     /// The row of every candidate, in their order.
     fn try_all(&self, candidates: &[SettingsCandidate]) -> Result<Vec<AdviceRow>, ThresholdError> {
         self.progress.begin_stage(&format!("trying {} settings", candidates.len()), candidates.len() as u64);
@@ -290,8 +348,10 @@ impl AdviceQuestion<'_> {
         match tried {
             Ok((found, limited)) => {
                 row.note(&found);
-                if let Some((fits, driver_ns)) = limited {
-                    (row.fits, row.driver_ns) = (Some(fits), fits.then_some(driver_ns));
+                if let Some(tried) = limited {
+                    row.fits = Some(tried.fits).filter(|_| !tried.depends_on_limit);
+                    row.depends_on_limit = tried.depends_on_limit;
+                    row.driver_ns = tried.driver_ns;
                 }
             }
             Err(ThresholdError::Interrupted) => return Err(ThresholdError::Interrupted),
@@ -326,10 +386,19 @@ impl AdviceQuestion<'_> {
     }
 
     /// Whether it completes with the memory there is, and what it then spends in the driver.
-    fn under_limit(&self, strategy: &StrategySpec) -> Result<Option<(bool, u64)>, ThresholdError> {
+    fn under_limit(&self, strategy: &StrategySpec) -> Result<Option<FitInMemory>, ThresholdError> {
         let Some(limit) = self.limit_bytes()? else { return Ok(None) };
-        let probe = self.rehearsal(strategy, &NoProgress).probe(limit)?;
-        Ok(Some((probe.fits, probe.driver_ns)))
+        let trials = self.rehearsal(strategy, &NoProgress);
+        let mut probe = trials.probe(limit)?;
+        let mut depends_on_limit = false;
+        if let Some(AvailableMemory::LimitWithin(range)) = self.room
+            && !probe.fits
+        {
+            probe = trials.probe(range.below_bytes - 1)?;
+            depends_on_limit = probe.fits;
+        }
+        let driver_ns = probe.fits.then_some(probe.driver_ns);
+        Ok(Some(FitInMemory { fits: probe.fits, depends_on_limit, driver_ns }))
     }
 
     fn threshold_question<'a>(&'a self, strategy: &'a StrategySpec) -> ThresholdQuestion<'a> {
@@ -352,6 +421,14 @@ impl AdviceQuestion<'_> {
     }
 }
 
+/// Whether a candidate completes in the memory that there is.
+struct FitInMemory {
+    fits: bool,
+    depends_on_limit: bool,
+    /// Time in the driver, if it completes.
+    driver_ns: Option<u64>,
+}
+
 impl AdviceRow {
     fn note(&mut self, found: &Threshold) {
         self.status = match found.threshold_bytes {
@@ -363,55 +440,6 @@ impl AdviceRow {
         self.uncapped_reserved_bytes = Some(found.uncapped_reserved_bytes);
         self.driver_ns = Some(found.uncapped_driver_ns);
         self.retries_at_need = found.at_threshold().map(|probe| probe.retries);
-    }
-}
-
-/// How sure an answer is.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(tag = "verdict", rename_all = "snake_case")]
-pub enum Confidence {
-    /// Under the settings of the recording the model does what PyTorch did, entry by entry.
-    Exact {
-        /// How many entries were compared.
-        entries: usize,
-        /// Blocks that were there before the recording. Where there are any, thresholds are searched with them asked for
-        /// first, in address order: how they and the free memory between them really lay depends on what came before.
-        blocks_before: usize,
-    },
-    /// The recording does not tell enough to say.
-    Partial {
-        /// What it does not tell.
-        reasons: Vec<String>,
-    },
-    /// The model does something else than PyTorch did.
-    Diverged {
-        /// How many entries agree before that.
-        entries_agreed: usize,
-        /// The first difference.
-        difference: String,
-    },
-    /// There is no recording to compare with: a workload, or a trace that says what was asked for and not what was
-    /// answered.
-    #[default]
-    Unverified,
-}
-
-impl Confidence {
-    /// The confidence that follows from verifying the recording.
-    #[must_use]
-    pub fn of(verification: &Verification) -> Confidence {
-        match &verification.verdict {
-            Verdict::Exact => Confidence::Exact {
-                entries: verification.agreed,
-                blocks_before: verification.beginning.map_or(0, |beginning| beginning.blocks),
-            },
-            Verdict::Partial { reasons, divergence } => Confidence::Partial {
-                reasons: reasons.iter().cloned().chain(divergence.as_ref().map(ToString::to_string)).collect(),
-            },
-            Verdict::Diverged(divergence) => {
-                Confidence::Diverged { entries_agreed: verification.agreed, difference: divergence.to_string() }
-            }
-        }
     }
 }
 
@@ -480,10 +508,42 @@ mod tests {
         let advice = ask(&growing(), |question| question.room = Some(AvailableMemory::Limit(need - 2 * MIB)));
         assert_eq!(advice.fits, Some(false));
         assert!(!advice.reasons.is_empty() && advice.failure.is_some());
-        assert_eq!(advice.recommended, "expandable_segments:True", "what comes nearest");
+        assert_eq!((advice.changes, &*advice.recommended, advice.export.as_deref()), (false, "", None));
+        assert_eq!(advice.closest.as_deref(), Some("expandable_segments:True"));
+        assert!(advice.tried.iter().all(|row| !row.recommended) && advice.tried.iter().any(|row| row.closest));
         let advice = ask(&growing(), |question| question.room = Some(AvailableMemory::Card(8 * GIB)));
         assert_eq!(advice.limit_bytes, Some(8 * GIB - advice.overhead_bytes));
         assert_eq!(advice.fits, Some(true));
+    }
+
+    #[test]
+    fn range_of_limits_gives_a_condition() {
+        let need = ask(&growing(), |_| ()).needed_bytes.unwrap();
+        let within = |from: u64, below: u64| {
+            let range = ProcessLimit { at_least_bytes: from, below_bytes: below };
+            ask(&growing(), |question| question.room = Some(AvailableMemory::LimitWithin(range)))
+        };
+        let advice = within(need - 20 * MIB, need + 20 * MIB);
+        assert_eq!((advice.fits, advice.depends_on_limit, advice.needed_bytes), (None, true, Some(need)));
+        assert_eq!((advice.changes, &*advice.recommended), (true, "expandable_segments:True"));
+        let range = ProcessLimit { at_least_bytes: need - 20 * MIB, below_bytes: need + 20 * MIB };
+        // A hundredth is a little less than the need, and the next thousandth is beyond the range.
+        let device_bytes = 100 * (need - MIB);
+        let inferred = RecordedLimit { range, inferred: true, device_bytes, ..RecordedLimit::given(need) };
+        let device = "sim".parse().unwrap();
+        let trace = growing();
+        let unlikely = advise(&AdviceQuestion {
+            room: Some(AvailableMemory::LimitWithin(range)),
+            recorded_limit: Some(&inferred),
+            ..AdviceQuestion::new(&trace, "", &device)
+        });
+        let unlikely = unlikely.unwrap();
+        assert_eq!((unlikely.changes, unlikely.depends_on_limit), (false, true), "the round fraction is too little");
+        assert_eq!(unlikely.closest.as_deref(), Some("expandable_segments:True"));
+        let advice = within(need, need + 20 * MIB);
+        assert_eq!((advice.fits, advice.depends_on_limit), (Some(true), false));
+        let advice = within(need - 20 * MIB, need - 10 * MIB);
+        assert_eq!((advice.fits, advice.depends_on_limit, advice.changes), (Some(false), false, false));
     }
 
     #[test]

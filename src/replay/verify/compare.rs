@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{Counters, start::StartState};
 use crate::{
-    base::{Address, StreamId},
+    base::{Address, Bytes, StreamId},
     replay::list_of,
     strategy::{BlockState, Layout, Strategy, StrategyEvent},
     trace::torch::{Action, InitialMemory, Recording, Segment, TraceEntry},
@@ -116,6 +116,45 @@ impl Divergence {
         modelled.drain(..in_common);
         Divergence::Entries { entry: start + in_common, recorded, modelled, complaint }
     }
+}
+
+impl Divergence {
+    /// The difference for a user of the program: amounts, without addresses.
+    #[must_use]
+    pub fn in_words(&self) -> String {
+        match self {
+            Divergence::Entries { entry, recorded, modelled, .. } => {
+                let (recorded, modelled) = (amounts(recorded), amounts(modelled));
+                if recorded == modelled {
+                    format!("entry {entry}: PyTorch used other blocks than the model")
+                } else {
+                    format!("entry {entry}: PyTorch {recorded}, the model {modelled}")
+                }
+            }
+            Divergence::Memory { .. } => "the memory at the end has other blocks than in the model".to_owned(),
+            Divergence::Figure { what, recorded, modelled } => {
+                format!("{what}: {recorded} in PyTorch, {modelled} in the model")
+            }
+        }
+    }
+}
+
+/// What actions did to reserved memory, and whether the request was served.
+fn amounts(actions: &[ObservedAction]) -> String {
+    let sum = |kinds: [Action; 2]| {
+        let bytes = actions.iter().filter(|seen| kinds.contains(&seen.action)).map(|seen| seen.bytes);
+        bytes.fold(0_u64, u64::saturating_add)
+    };
+    let mut words = Vec::new();
+    for (verb, bytes) in [
+        ("released", sum([Action::SegmentFree, Action::SegmentUnmap])),
+        ("reserved", sum([Action::SegmentAlloc, Action::SegmentMap])),
+    ] {
+        words.extend((bytes > 0).then(|| format!("{verb} {}", Bytes(bytes))));
+    }
+    let ran_out = actions.iter().any(|seen| seen.action == Action::OutOfMemory);
+    words.extend(ran_out.then(|| "ran out of memory".to_owned()));
+    if words.is_empty() { "reserved and released nothing".to_owned() } else { words.join(" and ") }
 }
 
 impl fmt::Display for Divergence {

@@ -9,12 +9,14 @@
 mod call;
 mod companion;
 mod compare;
+mod limit;
 mod pending_frees;
 mod start;
 mod walk;
 
 pub use companion::{Companion, CompanionError};
 pub use compare::{Divergence, LayoutPiece, ObservedAction};
+pub use limit::verify_with_limit;
 pub use start::Beginning;
 
 use self::{
@@ -24,7 +26,7 @@ use self::{
 use crate::{
     base::{Address, Progress},
     strategy::{Setup, Stats, Strategy},
-    trace::torch::Recording,
+    trace::torch::{RecordedLimit, Recording},
 };
 
 /// PyTorch's own counters, as far as they are known. Snapshots do not contain them.
@@ -58,6 +60,8 @@ pub struct Verification {
     /// How often memory must have been refused from outside, because no limit that is known explains what happened: by
     /// the driver, or by a limit of the program's own that [`own_limit`](Recording::own_limit) encloses.
     pub refusals: usize,
+    /// The limit under which the program ran, if one is known; only [`verify_with_limit`] finds it.
+    pub limit: Option<RecordedLimit>,
     /// The model's books where it stopped.
     pub stats: Stats,
     /// What was there before, if the recording began in the middle.
@@ -114,6 +118,7 @@ pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters, pro
         agreed: 0,
         empty_caches: recording.empty_caches.clone(),
         refusals: 0,
+        limit: None,
         stats: Stats::default(),
         beginning: None,
         sizes_before: Vec::new(),
@@ -158,8 +163,13 @@ pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters, pro
     if result.is_err() {
         reasons.extend(doubts);
     }
-    if own_limit.is_some() && walk.model.caching.settings().garbage_collection_threshold > 0.0 {
-        reasons.push("garbage_collection_threshold is a share of a limit that the file does not say".to_owned());
+    let collects = walk.model.caching.settings().garbage_collection_threshold > 0.0;
+    if collects && setup.limit.is_none() && (own_limit.is_some() || result.is_err()) {
+        reasons.push(
+            "garbage_collection_threshold works under a memory fraction, which the file does not contain: pass it with \
+             --limit"
+                .to_owned(),
+        );
     }
     let verdict = match result {
         Ok(()) if reasons.is_empty() => Verdict::Exact,
@@ -173,6 +183,7 @@ pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters, pro
         agreed: walk.at - start.entry,
         empty_caches: passed_over.chain(walk.empty_caches).collect(),
         refusals: walk.refusals,
+        limit: None,
         stats,
         beginning: start.beginning(),
         sizes_before: start.mended().collect(),

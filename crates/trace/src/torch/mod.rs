@@ -18,10 +18,10 @@ mod write;
 
 pub use oomph_pytorch::{RecordedSettings, RecordedValue};
 
-pub use oom::{FinalOom, MemoryHolder, ProcessLimit};
+pub use oom::{FinalOom, MemoryHolder, MemoryRefuser, ProcessLimit, RecordedLimit};
 pub use parse::SnapshotError;
 pub use pickle::{PickleError, PickleFault};
-pub use recording::{Recording, RecordingError, RecordingGaps};
+pub use recording::{HistoryGap, Recording, RecordingError, RecordingGaps};
 pub use rewind::InitialMemory;
 pub use snapshot::{
     Action, Annotation, AnnotationEdge, EntryNote, Segment, SegmentKind, Snapshot, SnapshotBlock, SnapshotBlockState,

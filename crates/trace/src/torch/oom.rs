@@ -1,4 +1,5 @@
-//! Out-of-memory failures of a recording: the final one ([`FinalOom`]) and the limit that they imply ([`ProcessLimit`]).
+//! Out-of-memory failures of a recording: the final one ([`FinalOom`]), and the limit that all of them imply
+//! ([`ProcessLimit`], [`RecordedLimit`]).
 //!
 //! `oomph record --when oom` makes recordings that end with a failure. They do not contain what the program would have
 //! done next, and answers must say so.
@@ -8,8 +9,8 @@ use std::collections::{BTreeMap, HashMap};
 use serde::Serialize;
 
 use super::{Action, Recording, SnapshotBlockState, StackId, TraceEntry};
-use oomph_base::{Address, MIB};
-use oomph_pytorch::{LARGE_BUFFER, ROUND_LARGE};
+use oomph_base::{Address, Bytes, MIB};
+use oomph_pytorch::AllocatorSettings;
 
 /// The number of memory holders in a report.
 const MOST_HOLDERS: usize = 3;
@@ -124,22 +125,108 @@ impl Recording {
     }
 }
 
-// The limit that a program set itself (`set_per_process_memory_fraction`), as its failures enclose it.
-//
-// No snapshot says it. But a request that fails while the GPU has room was refused by such a limit, and says what was held
-// and what was too much. `verify` reads failures by it. [`DeadEnd`](super::DeadEnd) is about the one failure that a
-// recording ends with, whoever refused; this is about all of them.
-
 /// The driver keeps a little of its memory, and segments are larger than requests.
 const DRIVER_RESERVE: u64 = 64 * MIB;
 
-/// The limit that a program set for itself (`set_per_process_memory_fraction`), as its failures imply it.
+/// The range of a limit on reserved memory that a recording implies. No snapshot contains the limit itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct ProcessLimit {
-    /// The most memory that was reserved.
+    /// The most memory that was allowed.
     pub at_least_bytes: u64,
     /// The least memory that was refused.
     pub below_bytes: u64,
+}
+
+impl ProcessLimit {
+    /// Whether the limit can be this much.
+    #[must_use]
+    pub fn contains(&self, bytes: u64) -> bool {
+        (self.at_least_bytes..self.below_bytes).contains(&bytes)
+    }
+}
+
+/// The limit on reserved memory under which a program was recorded, given by the user or inferred.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct RecordedLimit {
+    /// The limit; if it was inferred, one value of `range`.
+    pub bytes: u64,
+    /// All limits that reproduce the recording.
+    #[serde(flatten)]
+    pub range: ProcessLimit,
+    /// The only fraction of the device in `range` with at most three decimals; `bytes` is that fraction then.
+    pub fraction: Option<f64>,
+    /// The roundest fractions in `range` where there are several.
+    pub fractions: Vec<f64>,
+    /// The name of the device that the fractions are of. There are no fractions if the recording shows another one.
+    pub device: String,
+    /// The memory of that device.
+    pub device_bytes: u64,
+    /// What refused requests.
+    pub refused_by: MemoryRefuser,
+    /// Whether the limit was inferred from the recording.
+    pub inferred: bool,
+}
+
+/// What refused memory to a recorded program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemoryRefuser {
+    /// The limit that the program set for itself: the device had free memory.
+    OwnLimit,
+    /// The driver: the device was full.
+    Device,
+    /// One of the two: no request failed, so the free memory of the device was not recorded.
+    Unknown,
+}
+
+impl RecordedLimit {
+    /// The limit that the user gives.
+    #[must_use]
+    pub fn given(bytes: u64) -> RecordedLimit {
+        RecordedLimit {
+            bytes,
+            range: ProcessLimit { at_least_bytes: bytes, below_bytes: bytes.saturating_add(1) },
+            fraction: None,
+            fractions: Vec::new(),
+            device: String::new(),
+            device_bytes: 0,
+            refused_by: MemoryRefuser::OwnLimit,
+            inferred: false,
+        }
+    }
+
+    /// Whether the limit is likely to be this much or more: whether a fraction with three decimals in the range is, or,
+    /// without any, whether the range reaches so far.
+    #[must_use]
+    pub fn may_reach(&self, bytes: u64) -> bool {
+        let last = self.range.below_bytes.saturating_sub(1);
+        let thousandth = self.device_bytes as f64 / 1000.0;
+        let roundest = ((last as f64 / thousandth).floor() * thousandth) as u64;
+        let most = if self.device_bytes > 0 && self.range.contains(roundest) { roundest } else { last };
+        most >= bytes
+    }
+
+    /// The limit for a reader: its size, or the range in which it is.
+    #[must_use]
+    pub fn in_words(&self) -> String {
+        let RecordedLimit { bytes, range, fractions, device, .. } = self;
+        if !self.inferred {
+            return Bytes(*bytes).to_string();
+        }
+        let (from, below) = (range.at_least_bytes / MIB, range.below_bytes.div_ceil(MIB));
+        let range = format!("between {from} and {below} MiB");
+        if let Some(fraction) = self.fraction {
+            return format!("probably {fraction} of the {device} ({}), the only round fraction {range}", Bytes(*bytes));
+        }
+        match &fractions[..] {
+            [] => range,
+            [fraction] => format!("{range} (the roundest fraction of the {device} in it is {fraction})"),
+            [most @ .., last] => {
+                let most: Vec<String> = most.iter().map(f64::to_string).collect();
+                format!("{range} (such as {} or {last} of the {device})", most.join(", "))
+            }
+        }
+    }
 }
 
 impl TraceEntry {
@@ -151,32 +238,110 @@ impl TraceEntry {
 }
 
 impl Recording {
-    /// The limit of the program, if requests failed while the device had free memory and one limit explains them all.
+    /// The limit that the program set for itself, if requests failed while the device had free memory and one limit
+    /// explains them all.
     #[must_use]
     pub fn own_limit(&self) -> Option<ProcessLimit> {
-        let mut held = self.reserved_at_end();
-        let mut limit = ProcessLimit { at_least_bytes: held, below_bytes: u64::MAX };
-        // Backwards from the end, because the beginning may be unknown.
-        for entry in self.witnessed.iter().rev() {
-            match entry.action {
-                Action::SegmentAlloc | Action::SegmentMap => held = held.saturating_sub(entry.size),
-                Action::SegmentFree | Action::SegmentUnmap => held = held.saturating_add(entry.size),
-                Action::OutOfMemory if entry.fills_the_device() => return None,
-                Action::OutOfMemory => {
-                    limit.below_bytes = limit.below_bytes.min(held.saturating_add(segment_for(entry.size)));
-                }
-                _ => {}
-            }
-            limit.at_least_bytes = limit.at_least_bytes.max(held);
+        let mut failures = self.witnessed.iter().filter(|entry| entry.action == Action::OutOfMemory);
+        if failures.any(TraceEntry::fills_the_device) {
+            return None;
         }
-        let is_enclosed = limit.below_bytes < u64::MAX && limit.at_least_bytes < limit.below_bytes;
-        is_enclosed.then_some(limit)
+        self.range_of_limit().filter(|limit| limit.below_bytes < u64::MAX)
+    }
+
+    /// The limit that the full device was, if requests failed because of it: all memory that the driver had for the
+    /// allocator.
+    #[must_use]
+    pub fn device_limit(&self) -> Option<RecordedLimit> {
+        let mut reserved = self.reserved_at_end();
+        let failure = self.witnessed.iter().rev().find(|entry| {
+            reserved = entry.reserved_before(reserved);
+            entry.action == Action::OutOfMemory && entry.fills_the_device()
+        });
+        let bytes = reserved.saturating_add(failure?.device_free()?);
+        let range = self.range_of_limit().filter(|range| range.contains(bytes))?;
+        let refused_by = MemoryRefuser::Device;
+        Some(RecordedLimit { range, refused_by, inferred: true, ..RecordedLimit::given(bytes) })
+    }
+
+    /// The range of one limit that allows all reservations of the recording and refuses all failed requests. Without
+    /// failed requests it has no upper end.
+    ///
+    /// PyTorch compares the limit with the reserved memory and the size of a new segment (`alloc_block`), also for
+    /// expandable segments, which then map more or less than that size.
+    #[must_use]
+    pub fn range_of_limit(&self) -> Option<ProcessLimit> {
+        let settings = self.settings.in_force().unwrap_or_default();
+        let mut reserved =
+            self.witnessed.iter().rev().fold(self.reserved_at_end(), |reserved, entry| entry.reserved_before(reserved));
+        // An expandable segment of that time may exceed the limit by a part of its last granule.
+        let excess = if settings.expandable_segments { settings.large_segment_size } else { 0 };
+        let mut range = ProcessLimit { at_least_bytes: reserved.saturating_sub(excess), below_bytes: u64::MAX };
+        let mut before_mapping = None;
+        for entry in &self.witnessed {
+            let before = reserved;
+            reserved = entry.reserved_after(before);
+            match entry.action {
+                Action::SegmentAlloc => range.at_least_bytes = range.at_least_bytes.max(reserved),
+                Action::SegmentMap => drop(before_mapping.get_or_insert(before)),
+                Action::Alloc => {
+                    let allowed =
+                        before_mapping.take().map(|before| before.saturating_add(segment_of(entry, &settings)));
+                    range.at_least_bytes = range.at_least_bytes.max(allowed.unwrap_or(0));
+                }
+                Action::OutOfMemory => {
+                    let refused = reserved.saturating_add(segment_of(entry, &settings));
+                    range.below_bytes = range.below_bytes.min(refused);
+                    before_mapping = None;
+                }
+                Action::SegmentFree | Action::SegmentUnmap | Action::FreeRequested => before_mapping = None,
+                Action::FreeCompleted | Action::Snapshot | Action::Annotate | Action::Unknown => {}
+            }
+        }
+        (range.at_least_bytes < range.below_bytes).then_some(range)
+    }
+
+    /// The largest segment that the recorded requests can need.
+    #[must_use]
+    pub fn largest_segment(&self) -> u64 {
+        let settings = self.settings.in_force().unwrap_or_default();
+        let requests =
+            self.witnessed.iter().filter(|entry| matches!(entry.action, Action::Alloc | Action::OutOfMemory));
+        requests.map(|entry| segment_of(entry, &settings)).max().unwrap_or(0)
     }
 }
 
-/// The largest segment for a request.
-fn segment_for(bytes: u64) -> u64 {
-    bytes.max(LARGE_BUFFER).checked_next_multiple_of(ROUND_LARGE).unwrap_or(u64::MAX)
+impl TraceEntry {
+    /// Reserved bytes after this entry.
+    fn reserved_after(&self, before: u64) -> u64 {
+        match self.action {
+            Action::SegmentAlloc | Action::SegmentMap => before.saturating_add(self.size),
+            Action::SegmentFree | Action::SegmentUnmap => before.saturating_sub(self.size),
+            _ => before,
+        }
+    }
+
+    /// Reserved bytes before this entry.
+    fn reserved_before(&self, after: u64) -> u64 {
+        match self.action {
+            Action::SegmentAlloc | Action::SegmentMap => after.saturating_sub(self.size),
+            Action::SegmentFree | Action::SegmentUnmap => after.saturating_add(self.size),
+            _ => after,
+        }
+    }
+}
+
+/// The size of the segment that a request needs if it finds no block. Failed requests are recorded rounded.
+fn segment_of(request: &TraceEntry, settings: &AllocatorSettings) -> u64 {
+    // Sizes in a file can be anything; the rounding is made for sizes of memory.
+    if request.size > 1 << 60 {
+        return u64::MAX;
+    }
+    let rounded = match request.action {
+        Action::OutOfMemory => request.size,
+        _ => settings.round_size(request.size),
+    };
+    settings.allocation_size(rounded)
 }
 
 #[cfg(test)]
@@ -235,6 +400,7 @@ mod tests {
     fn a_driver_that_had_enough_did_not_refuse() {
         let end = recorded(300 * MIB, &[]).dead_end().unwrap();
         let own_limit = ProcessLimit { at_least_bytes: 40 * MIB, below_bytes: 50 * MIB };
+        assert!(own_limit.contains(40 * MIB) && !own_limit.contains(50 * MIB));
         assert_eq!((end.room_bytes, end.own_limit), (None, Some(own_limit)));
     }
 
@@ -276,7 +442,7 @@ mod tests {
 #[cfg(test)]
 mod own_limit_tests {
     use super::*;
-    use crate::torch::Snapshot;
+    use crate::torch::{RecordedSettings, RecordedValue, Snapshot};
     use oomph_base::Address;
     use oomph_base::NoProgress;
 
@@ -308,6 +474,51 @@ mod own_limit_tests {
         let mut served = recording(100 << 30);
         served.witnessed.remove(3);
         assert_eq!(served.own_limit(), None);
+    }
+
+    #[test]
+    fn mapping_is_allowed_by_segment_size() {
+        // 21 MiB need a segment of 22 MiB, and map two granules of 20 MiB: the limit can be below 40 MiB.
+        let conf = RecordedValue::Text("expandable_segments:True".into());
+        let entries = vec![
+            entry(Action::SegmentMap, 1 << 30, 40 * MIB),
+            entry(Action::Alloc, 1 << 30, 21 * MIB),
+            entry(Action::OutOfMemory, 100 << 30, MIB),
+        ];
+        let settings = RecordedSettings { values: vec![("PYTORCH_CUDA_ALLOC_CONF".into(), conf)] };
+        let snapshot = Snapshot { traces: vec![entries], settings, ..Snapshot::default() };
+        let recording = snapshot.into_recording("out", None, &NoProgress).unwrap();
+        let limit = recording.own_limit().unwrap();
+        assert_eq!((limit.at_least_bytes, limit.below_bytes), (22 * MIB, 42 * MIB));
+    }
+
+    #[test]
+    fn inferred_limit_in_words() {
+        let range = ProcessLimit { at_least_bytes: 7 << 30, below_bytes: 9 << 30 };
+        let told = RecordedLimit::given(8 << 30);
+        let words = |fraction: Option<f64>, fractions: &[f64]| {
+            let (device, fractions) = ("H200".to_owned(), fractions.to_vec());
+            RecordedLimit { range, inferred: true, fraction, fractions, device, ..told.clone() }.in_words()
+        };
+        assert_eq!(told.in_words(), "8.00 GiB");
+        assert_eq!(words(None, &[]), "between 7168 and 9216 MiB");
+        let one = "probably 0.06 of the H200 (8.00 GiB), the only round fraction between 7168 and 9216 MiB";
+        assert_eq!(words(Some(0.06), &[]), one);
+        let roundest = "between 7168 and 9216 MiB (the roundest fraction of the H200 in it is 0.06)";
+        assert_eq!(words(None, &[0.06]), roundest);
+        // 0.014 of the device is 9175 MiB, and 0.015 is beyond the range.
+        let some = RecordedLimit { range, inferred: true, device_bytes: 640 << 30, ..told.clone() };
+        assert!(some.may_reach(8 << 30) && !some.may_reach(9200 * MIB));
+        let unknown = RecordedLimit { range, inferred: true, ..told.clone() };
+        assert!(unknown.may_reach((9 << 30) - 1) && !unknown.may_reach(9 << 30));
+        assert_eq!(words(None, &[0.05, 0.06]), "between 7168 and 9216 MiB (such as 0.05 or 0.06 of the H200)");
+    }
+
+    #[test]
+    fn full_device_is_a_limit() {
+        let limit = recording(150 * MIB).device_limit().unwrap();
+        assert_eq!((limit.bytes, limit.refused_by), (210 * MIB, MemoryRefuser::Device));
+        assert_eq!(recording(100 << 30).device_limit(), None);
     }
 
     #[test]

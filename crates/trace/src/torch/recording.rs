@@ -5,7 +5,8 @@
 //! [`final_segments`](Recording::final_segments).
 
 use super::{
-    Action, Annotation, InitialMemory, RecordedSettings, Segment, Snapshot, SnapshotBlockState, Stacks, TraceEntry,
+    Action, Annotation, InitialMemory, MemoryRefuser, RecordedLimit, RecordedSettings, Segment, Snapshot,
+    SnapshotBlockState, Stacks, TraceEntry,
     rewind::{RecordingEnd, rewind},
     to_trace::to_trace,
 };
@@ -40,6 +41,8 @@ pub struct Recording {
     /// The entries before which the program called `empty_cache`, ascending; the number of entries stands for the end.
     /// Without a model of the allocator, only the calls that nothing else explains are found.
     pub empty_caches: Vec<usize>,
+    /// The limit on reserved memory under which the program ran, as far as a model of the allocator knows it.
+    pub limit: Option<RecordedLimit>,
     /// What is unknown.
     pub gaps: RecordingGaps,
 }
@@ -91,6 +94,47 @@ impl RecordingGaps {
         let mut sentences: Vec<String> = counted.map(|(count, what)| format!("{count} {what}")).collect();
         sentences.extend(self.missing.iter().cloned());
         sentences
+    }
+}
+
+/// The least number of requests from which a recording that begins in the middle can be judged. A step of a training
+/// program makes more.
+const LEAST_REQUESTS: u64 = 100;
+
+/// Why a recording contains too little of its program to judge it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, thiserror::Error)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum HistoryGap {
+    /// It has no request, only the memory at the end.
+    #[error(
+        "it has no history of requests, only the memory at the end. Enable the history before the first step; \
+         `oomph record` prints the lines"
+    )]
+    NoRequests,
+    /// It has a few requests of a program that had run before.
+    #[error(
+        "its history has {requests} requests, less than one step, and begins in the middle. Enable it earlier or keep \
+         more entries; `oomph record` prints the lines"
+    )]
+    FewRequests {
+        /// How many.
+        requests: u64,
+    },
+}
+
+impl Recording {
+    /// Why the recording contains too little to judge the program, if it does. A short recording that begins before the
+    /// first allocation contains everything.
+    #[must_use]
+    pub fn history_gap(&self) -> Option<HistoryGap> {
+        let is_request = |entry: &&TraceEntry| matches!(entry.action, Action::Alloc | Action::OutOfMemory);
+        let requests = self.witnessed.iter().filter(is_request).count() as u64;
+        let began_late = !self.initial.segments.is_empty() || self.gaps.alive_before > 0;
+        match requests {
+            0 => Some(HistoryGap::NoRequests),
+            1..LEAST_REQUESTS if began_late => Some(HistoryGap::FewRequests { requests }),
+            _ => None,
+        }
     }
 }
 
@@ -169,6 +213,7 @@ impl Snapshot {
             streams: self.streams,
             pools: self.pools,
             empty_caches,
+            limit: None,
             gaps,
         };
         let (trace, found) = to_trace(&recording, name, progress)?;
@@ -200,7 +245,12 @@ impl Source for Recording {
         if memory.segments.is_empty() || !is_known {
             return None;
         }
-        Some(InitialLayout { layout: memory.layout(), settings: self.settings.in_force().ok()? })
+        let own_limit = self.limit.as_ref().filter(|limit| limit.refused_by != MemoryRefuser::Device);
+        Some(InitialLayout {
+            layout: memory.layout(),
+            settings: self.settings.in_force().ok()?,
+            limit: own_limit.map(|limit| limit.bytes),
+        })
     }
 
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {
@@ -209,6 +259,12 @@ impl Source for Recording {
 }
 
 impl Recording {
+    /// The recording as a source. If it began before the first allocation, only its trace is kept.
+    #[must_use]
+    pub fn into_source(self) -> Box<dyn Source> {
+        if self.initial_layout().is_some() { Box::new(self) } else { Box::new(self.trace) }
+    }
+
     /// Reserved bytes at the end.
     pub(crate) fn reserved_at_end(&self) -> u64 {
         self.final_segments.iter().fold(0, |sum, segment| sum.saturating_add(segment.total_size))

@@ -264,8 +264,8 @@ impl Strategy for Caching {
         cx: &mut Context<'_>,
         initial: &InitialLayout,
     ) -> Result<Option<Vec<Block>>, StrategyError> {
-        // Under a limit the allocator would have placed this memory differently.
-        if self.settings != initial.settings || self.limit.is_some() {
+        // Under another limit the allocator would have placed this memory differently.
+        if self.settings != initial.settings || self.limit.is_some() && self.limit != initial.limit {
             return Ok(None);
         }
         match self.load_layout(cx, &initial.layout) {

@@ -80,7 +80,7 @@ mod tests {
             blocks.push(block);
         }
         strategy.free(&mut cx, blocks[1], Caller::default()).unwrap();
-        InitialLayout { layout: strategy.layout().unwrap(), settings: AllocatorSettings::default() }
+        InitialLayout { layout: strategy.layout().unwrap(), settings: AllocatorSettings::default(), limit: None }
     }
 
     fn build(strategy: &str, device: &SimDevice) -> Box<dyn Strategy> {
