@@ -21,7 +21,8 @@ use oomph::{
     device::{Compute, Device, DeviceSpec, Patterned, Patterns, PoolId, PoolSettings, VirtualMemory, cuda::CudaDevice},
     measure::{CaseLabel, Status},
     suite::{
-        self, Case, CaseOutcome, CaseProgress, CaseRunner, Isolation, SourceSpec, WorkerProcess, worker::{carry_out, read_case},
+        self, Case, CaseOutcome, CaseProgress, CaseRunner, Isolation, SourceSpec, WorkerProcess,
+        worker::{carry_out, read_case},
     },
 };
 use tempfile::TempDir;
