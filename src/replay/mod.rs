@@ -4,7 +4,7 @@
 //! same with a strategy and a device that the caller has. [`verify`] compares a recording with the model of PyTorch's
 //! allocator; [`agreement`] repeats a run on the answers that its driver gave.
 //!
-//! This module computes no statistics and formats nothing. It never delays a free: waiting for streams is the task of
+//! This module computes no statistics and prints nothing. It never delays a free: waiting for streams is the task of
 //! the strategy. Running out of memory is an outcome, reported with its cause.
 
 pub mod agreement;
@@ -189,7 +189,7 @@ pub struct ReplayRun {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum LimitEnforcer {
-    /// The allocator, as with --limit: PyTorch's memory fraction. The device, if the allocator has no limit.
+    /// Both: the allocator knows the limit, as PyTorch knows its memory fraction, and the device refuses what exceeds it.
     ///
     /// PyTorch's allocator compares its memory fraction with the size of a segment before it asks the driver.
     #[default]

@@ -70,7 +70,7 @@ impl SuiteKind {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SuiteGroup {
-    /// Names of workloads, paths of trace files (`*` is allowed in the last part), or `"all"`
+    /// Names of workloads, paths of trace files (`*` stands for any characters of a part), or `"all"`
     /// workloads.
     pub workloads: NameSelection,
     /// Workloads to leave out of `"all"`; `*` stands for any characters.

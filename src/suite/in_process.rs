@@ -160,12 +160,12 @@ mod tests {
         trace::torch::Snapshot,
     };
 
-    /// Runs a case on a simulated device whose driver calls fail as planned, below a limit.
     /// A plan under which a call fails, and all later ones.
     fn fail_from(kind: Option<CallKind>, first: u64, failure: CallFailure) -> FaultPlan {
         FaultPlan::none().with(FaultSpec::Calls { kind, first, count: std::num::NonZeroU64::MAX, failure })
     }
 
+    /// Runs a case on a simulated device whose driver calls fail as planned, below a limit.
     fn run_with(plan: FaultPlan, strategy: &str, limit: u64) -> CaseRecord {
         let case = test_case("random", strategy);
         let device: Box<dyn Device> = Box::new(FaultyDevice::with(plan, case.device.open().unwrap()));

@@ -18,7 +18,7 @@ use crate::{
     strategy::{STRATEGIES, StrategySpec},
 };
 
-/// The settings, simplest first. Those that are said to help most often come before their like.
+/// The settings, simplest first. Among equally simple ones, those that are recommended most often come first.
 pub const SETTINGS: &[&str] = &[
     "",
     "expandable_segments:True",
@@ -61,7 +61,7 @@ pub const SETTINGS: &[&str] = &[
 /// How PyTorch's settings name the driver's own pool.
 const ASYNC_BACKEND: &str = "backend:cudaMallocAsync";
 
-/// What changing to another backend counts for, in settings: the model is not held against recordings of it.
+/// What changing to another backend counts for, in settings: no recording of that backend has tested the model.
 const EFFORT_OF_BACKEND: usize = 3;
 
 /// Strategies that are not compared: they hand out no memory, serve one size only, or are PyTorch's under another name.
@@ -70,7 +70,7 @@ const LEFT_OUT: &[&str] = &["null", "fixed", "address", "caching", "async"];
 /// Settings or an allocator to try.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SettingsCandidate {
-    /// What `PYTORCH_CUDA_ALLOC_CONF` would be; `None` for an allocator that no line of PyTorch's brings.
+    /// What `PYTORCH_CUDA_ALLOC_CONF` would be; `None` for an allocator that it cannot select.
     pub settings: Option<String>,
     /// The strategy that stands for it.
     pub strategy: StrategySpec,

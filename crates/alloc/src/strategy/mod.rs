@@ -4,8 +4,8 @@
 //! device: device and event sink come with every call ([`Context`]). Its state can therefore be
 //! cloned, and one policy runs on the simulated and on the real device.
 //!
-//! A new strategy is one file and one line in [`STRATEGIES`]. It then appears in `list` and
-//! `--help`, inherits the conformance and property tests, and runs in every suite with `strategies
+//! A new strategy is one file, its `mod` line here and one line in [`STRATEGIES`]. It then appears
+//! in `list`, inherits the conformance and property tests, and runs in every suite with `strategies
 //! = "all"`.
 
 pub mod async_pool;

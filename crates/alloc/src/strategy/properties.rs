@@ -39,12 +39,12 @@ impl ReferenceStateMachine for Program {
     type Transition = ProgramStep;
 
     fn init_state() -> BoxedStrategy<Program> {
-        let nobody = StrategySpec { name: String::new(), parameters: String::new() };
+        let unnamed = StrategySpec { name: String::new(), parameters: String::new() };
         let faults = prop::collection::vec((prop::sample::select(&CallKind::ALL[..]), 1..16u64), 0..4);
         (8..128u64, faults)
             .prop_map(move |(mib, faults)| {
                 let capacity = mib * MIB;
-                Program { spec: nobody.clone(), capacity, faults, outstanding: 0 }
+                Program { spec: unnamed.clone(), capacity, faults, outstanding: 0 }
             })
             .boxed()
     }

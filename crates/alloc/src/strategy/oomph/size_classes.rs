@@ -44,8 +44,8 @@ impl FreeLists<PageClasses> {
         self.pieces_of(blocks, class).take(TRIES).find(fits).or_else(|| self.head(self.first_from(class + 1)?))
     }
 
-    /// The smallest block of at least `size`, the lowest address among equals, as far as so many
-    /// tries in a class can tell.
+    /// The smallest block of at least `size`, the lowest address among equals. At most `tries` blocks
+    /// of a class are compared.
     #[inline]
     pub(super) fn find_best(&self, blocks: &PieceTable, size: u64, tries: usize) -> Option<u32> {
         let best_in = |class: usize| {

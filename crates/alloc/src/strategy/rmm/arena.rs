@@ -419,7 +419,7 @@ mod tests {
         assert_eq!(arena.calls(CallKind::StreamSynchronize), 1);
         arena.free(large, 0);
         assert_eq!(arena.calls(CallKind::StreamSynchronize), 2);
-        // Whoever frees it, a block goes back where it came from.
+        // A block goes back to its own arena, whichever stream frees it.
         assert_eq!(arena.alloc(2 * KIB, 0), 0);
     }
 

@@ -324,7 +324,7 @@ mod tests {
     #[test]
     fn other_streams_block_is_taken_after_a_wait() {
         let mut pool = RmmBench::new("pool:initial:4KiB", ROOMY);
-        // Nobody has worked on the initial region: there is nothing to wait for.
+        // No stream has used the initial region, so no wait is needed.
         assert_eq!(pool.ask(KIB, 1), Ok((0, Outcome::NewSegment)));
         assert_eq!(pool.calls(CallKind::StreamWaitEvent), 0);
         assert_eq!(pool.ask(3 * KIB, 0), Ok((KIB, Outcome::Hit)));
