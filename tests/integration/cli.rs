@@ -6,10 +6,10 @@ use std::{
     path::Path,
     process::{Command, Stdio},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use crate::command::{oomph, run};
+use crate::command::{end_within, oomph, run, signal, wait_until};
 use tempfile::TempDir;
 
 fn empty() -> TempDir {
@@ -366,12 +366,8 @@ fn ctrl_c_keeps_cases_and_resume_continues() {
         .spawn()
         .unwrap();
     let rows = folder.path().join("out/runs.csv");
-    let begun = Instant::now();
-    while !fs::read_to_string(&rows).is_ok_and(|text| text.lines().count() > 3) {
-        assert!(begun.elapsed() < Duration::from_secs(60), "no rows after a minute");
-        thread::sleep(Duration::from_millis(2));
-    }
-    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    wait_until("there are rows", || fs::read_to_string(&rows).ok().filter(|text| text.lines().count() > 3));
+    signal("INT", child.id().into());
     let mut complaint = String::new();
     child.stderr.take().unwrap().read_to_string(&mut complaint).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{complaint}");
@@ -385,23 +381,15 @@ fn ctrl_c_keeps_cases_and_resume_continues() {
 #[test]
 fn first_signal_ends_an_endless_replay() {
     let folder = empty();
-    let mut child = oomph(&folder)
+    let child = oomph(&folder)
         .args(["replay", "training", "--strategy", "null", "--set", "steps=100000000"])
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
     thread::sleep(Duration::from_millis(500));
-    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
-    let begun = Instant::now();
-    while child.try_wait().unwrap().is_none() {
-        if begun.elapsed() > Duration::from_secs(20) {
-            child.kill().unwrap();
-            panic!("still running 20 seconds after the signal");
-        }
-        thread::sleep(Duration::from_millis(10));
-    }
-    assert_eq!(child.wait().unwrap().code(), Some(130));
+    signal("TERM", child.id().into());
+    assert_eq!(end_within(Duration::from_secs(20), child).status.code(), Some(130));
 }
 
 #[test]

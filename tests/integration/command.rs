@@ -1,6 +1,11 @@
 //! Runs the binary as a user does, for all tests that drive it from outside.
 
-use std::{path::Path, process::Command};
+use std::{
+    path::Path,
+    process::{Child, Command, Output},
+    thread,
+    time::{Duration, Instant},
+};
 
 /// Variables that change what the binary does. The machine that runs the tests may belong to a
 /// PyTorch user, or run them in a Slurm job array.
@@ -40,6 +45,43 @@ pub fn with_default_signals(command: &Command) -> Command {
         };
     }
     wrapped
+}
+
+/// Longer than any test waits.
+pub const TIME_LIMIT: Duration = Duration::from_secs(60);
+
+/// Looks again and again until it sees something; fails after [`TIME_LIMIT`].
+#[track_caller]
+pub fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(seen) = look() {
+            return seen;
+        }
+        assert!(began.elapsed() < TIME_LIMIT, "timed out waiting until {what}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Sends a signal to a process, or to a group if the number is negative.
+#[track_caller]
+pub fn signal(name: &str, target: i64) {
+    let sent = Command::new("kill").args([&format!("-{name}"), "--", &target.to_string()]).status().unwrap();
+    assert!(sent.success(), "kill -{name} {target}");
+}
+
+/// Waits until a process has ended. One that still runs after `limit` is killed, and the test fails.
+#[track_caller]
+pub fn end_within(limit: Duration, mut child: Child) -> Output {
+    let began = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if began.elapsed() > limit {
+            child.kill().unwrap();
+            panic!("still running after {limit:?}");
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    child.wait_with_output().unwrap()
 }
 
 /// Runs it, checks the exit code, and returns standard output and standard error.

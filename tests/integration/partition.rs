@@ -1,12 +1,6 @@
 //! A run shared by several processes: shards, merging, signals, and several devices.
 
-use std::{
-    fs,
-    path::Path,
-    process::{Command, Stdio},
-    thread,
-    time::{Duration, Instant},
-};
+use std::{fs, path::Path, process::Stdio};
 
 use crate::command::{self, oomph};
 use tempfile::TempDir;
@@ -251,12 +245,9 @@ fn terminated(folder: &TempDir, words: &str, output: &str, after: usize) -> (Opt
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let begun = Instant::now();
-    while !folder.path().join(output).join("runs.csv").is_file() || rows(folder, output) < after {
-        assert!(begun.elapsed() < Duration::from_secs(60), "no rows after a minute");
-        thread::sleep(Duration::from_millis(2));
-    }
-    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    let file = folder.path().join(output).join("runs.csv");
+    command::wait_until("there are rows", || (file.is_file() && rows(folder, output) >= after).then_some(()));
+    command::signal("TERM", child.id().into());
     let code = child.wait().unwrap().code();
     (code, std::io::read_to_string(child.stderr.take().unwrap()).unwrap())
 }

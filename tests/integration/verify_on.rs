@@ -1,16 +1,9 @@
 //! `oomph verify --on`: without a GPU, the simulated device is compared with itself, except for the
 //! driver.
 
-use std::{
-    fs,
-    io::Read,
-    path::Path,
-    process::{Command, Stdio},
-    thread,
-    time::{Duration, Instant},
-};
+use std::{fs, path::Path, process::Stdio, thread, time::Duration};
 
-use crate::command::{oomph, run};
+use crate::command::{end_within, oomph, run, signal};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -142,26 +135,17 @@ fn first_signal_prints_completed_cases() {
     };
     recipe("short.toml", "transformer", "steps = 1\nlayers = 1");
     recipe("endless.toml", "transformer", "steps = 100000000");
-    let mut child = oomph(&folder)
+    let child = oomph(&folder)
         .args(["verify", "--on", "sim", "short.toml", "endless.toml", "--format", "json"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
     thread::sleep(Duration::from_secs(2));
-    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
-    let begun = Instant::now();
-    while child.try_wait().unwrap().is_none() {
-        if begun.elapsed() > Duration::from_secs(20) {
-            child.kill().unwrap();
-            panic!("still running 20 seconds after the signal");
-        }
-        thread::sleep(Duration::from_millis(10));
-    }
-    let (mut out, mut err) = (String::new(), String::new());
-    child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
-    child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(130), "{out}{err}");
+    signal("INT", child.id().into());
+    let output = end_within(Duration::from_secs(20), child);
+    let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert_eq!(output.status.code(), Some(130), "{out}{err}");
     let shown: Value = serde_json::from_str(&out).unwrap();
     let shown = shown["rows"].as_array().unwrap();
     assert_eq!(shown.len(), 3, "{out}");

@@ -7,21 +7,20 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
+use crate::command::{self, TIME_LIMIT, end_within, signal, wait_until};
 use tempfile::TempDir;
 
-/// Longer than anything here takes.
-const TIME_LIMIT: Duration = Duration::from_secs(60);
 /// A workload that practically never ends.
 const ENDLESS: &str =
     "question = 'when?'\n[[group]]\nworkloads = ['training']\nstrategies = ['null']\nset = { steps = 100000000 }\n";
 const SHORT: &str = "[[group]]\nworkloads = ['checkerboard']\nstrategies = ['direct', 'caching']\n";
 
 fn oomph(folder: &TempDir, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_oomph"));
-    command.args(arguments).current_dir(folder.path()).env("NO_COLOR", "1");
+    let mut command = command::oomph(folder);
+    command.args(arguments);
     command
 }
 
@@ -32,17 +31,6 @@ fn output_of(folder: &TempDir, arguments: &[&str]) -> Output {
 /// Starts the program in its own process group, as a shell does.
 fn start(folder: &TempDir, arguments: &[&str]) -> Child {
     oomph(folder, arguments).process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-}
-
-fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let began = Instant::now();
-    loop {
-        if let Some(seen) = look() {
-            return seen;
-        }
-        assert!(began.elapsed() < TIME_LIMIT, "timed out waiting until {what}");
-        thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// The worker of a process, once it has read its case: it then has a listening thread and a working
@@ -67,22 +55,8 @@ fn is_alive(process: u32) -> bool {
     fs::read_to_string(format!("/proc/{process}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
 
-/// Sends a signal to a process, or to a group if the number is negative.
-fn signal(name: &str, target: i64) {
-    let sent = Command::new("kill").args([&format!("-{name}"), "--", &target.to_string()]).status().unwrap();
-    assert!(sent.success(), "kill -{name} {target}");
-}
-
-fn end_of(mut child: Child) -> (Option<i32>, String, String) {
-    let began = Instant::now();
-    while child.try_wait().unwrap().is_none() {
-        if began.elapsed() > TIME_LIMIT {
-            child.kill().unwrap();
-            panic!("still running after {TIME_LIMIT:?}");
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
-    let output = child.wait_with_output().unwrap();
+fn end_of(child: Child) -> (Option<i32>, String, String) {
+    let output = end_within(TIME_LIMIT, child);
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (output.status.code(), text(output.stdout), text(output.stderr))
 }

@@ -6,13 +6,13 @@ use std::{
         fd::OwnedFd,
         unix::{net::UnixStream, process::ExitStatusExt},
     },
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
     thread,
     time::Duration,
 };
 
 use super::PluginFixture;
-use crate::command::with_default_signals;
+use crate::command::{signal, with_default_signals};
 
 /// A process that has loaded a plugin and waits for requests until the connection closes.
 fn waiting_host(fixture: &PluginFixture) -> (Child, UnixStream) {
@@ -27,15 +27,11 @@ fn waiting_host(fixture: &PluginFixture) -> (Child, UnixStream) {
     (host, ours)
 }
 
-fn send(signal: &str, host: &Child) {
-    assert!(Command::new("kill").args(["-s", signal, &host.id().to_string()]).status().unwrap().success());
-}
-
 #[test]
 fn host_ignores_ctrl_c() {
     let Some(fixture) = PluginFixture::open() else { return };
     let (mut host, connection) = waiting_host(&fixture);
-    send("INT", &host);
+    signal("INT", host.id().into());
     thread::sleep(Duration::from_millis(100));
     assert_eq!(host.try_wait().unwrap(), None);
     drop(connection);
@@ -45,12 +41,12 @@ fn host_ignores_ctrl_c() {
 #[test]
 fn host_ends_on_signals() {
     let Some(fixture) = PluginFixture::open() else { return };
-    for (signal, number) in [("TERM", 15), ("HUP", 1)] {
+    for (name, number) in [("TERM", 15), ("HUP", 1)] {
         let (mut host, connection) = waiting_host(&fixture);
-        send(signal, &host);
+        signal(name, host.id().into());
         thread::sleep(Duration::from_millis(200));
         // Without a signal the host ends with code 0 when the connection closes.
         drop(connection);
-        assert_eq!(host.wait().unwrap().signal(), Some(number), "{signal}");
+        assert_eq!(host.wait().unwrap().signal(), Some(number), "{name}");
     }
 }
