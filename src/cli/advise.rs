@@ -50,7 +50,7 @@ Python lines), and run `oomph advise` on the file. A recording that ends with an
 neither --memory nor --limit is needed. What the program would have done next is not in it. If the program's own memory
 fraction refused the request, the answer says so first. The fraction is not in the file; the answer names the range in
 which it is, or the only round fraction in that range, and says from which limit on a setting helps. A recording without a
-history of requests cannot be judged (exit code 108).
+history of requests cannot be judged (exit code 109).
 
 Among the settings that need about the least memory (up to 64 MiB or 1 % more), the simplest is recommended: the current
 ones, then the fewest settings, then the least memory. A smaller gain is not worth a change. Requests that failed in the

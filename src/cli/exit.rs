@@ -40,7 +40,7 @@ pub const STRESS_FAILED: u8 = 106;
 /// `report`: the shards do not form one complete run.
 pub const NOT_WHOLE: u8 = 107;
 /// `advise`, `leaks`: the recording does not contain enough to tell.
-pub const CANNOT_TELL: u8 = 108;
+pub const CANNOT_TELL: u8 = 109;
 /// Ctrl-C or SIGTERM: finished cases are in the results.
 pub const INTERRUPTED: u8 = 130;
 
@@ -58,7 +58,7 @@ Exit codes:
   105  leaks: memory grows
   106  stress: a strategy failed
   107  report: the shards do not form one complete run
-  108  advise, leaks: the recording does not contain enough to tell
+  109  advise, leaks: the recording does not contain enough to tell
   130  interrupted (Ctrl-C, SIGTERM); finished cases are kept";
 
 /// What a command returns: its exit code, or an error that has one.

@@ -65,7 +65,7 @@ pub struct Args {
     /// Growth over all steps counts if it is at least this share of the level, and at least 2 MiB.
     #[arg(long, value_name = "SHARE", default_value_t = GrowthThreshold::default().least_share)]
     least_share: f64,
-    /// Which verdicts end with exit code 105. `cannot tell` ends with 108, except with `never`.
+    /// Which verdicts end with exit code 105. `cannot tell` ends with 109, except with `never`.
     #[arg(long, value_enum, default_value_t)]
     fail_on: FailOn,
     /// Output format.

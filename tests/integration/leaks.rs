@@ -153,7 +153,7 @@ fn snapshots_in_order_are_one_series() {
     let row = &json["rows"][0];
     assert_eq!((&row["steps_from"], &row["verdict"]), (&"snapshots".into(), &"steady".into()));
     assert_eq!(row["per_step"][1]["allocated_bytes"], 4_496_976_384_u64);
-    let (out, _) = run(".", &["leaks", &names[0], &names[1]], 108);
+    let (out, _) = run(".", &["leaks", &names[0], &names[1]], 109);
     assert!(out.contains("cannot tell: 2 snapshots are too few") && out.contains("record more steps"), "{out}");
     let (_, err) = run(".", &["leaks", &names[0], "training"], 2);
     assert!(err.contains("'training' is not a PyTorch snapshot"), "{err}");
@@ -169,7 +169,7 @@ fn snapshot_without_history_is_not_judged() {
     snapshot.traces.iter_mut().for_each(Vec::clear);
     snapshot.write(std::fs::File::create(&file).unwrap(), &NoProgress).unwrap();
     let (file, leak) = (file.to_str().unwrap(), recorded("leak_outputs"));
-    let (out, _) = run(".", &["leaks", file], 108);
+    let (out, _) = run(".", &["leaks", file], 109);
     for words in [": cannot tell: there is no history", "_record_memory_history()", "`oomph record`"] {
         assert!(out.contains(words), "'{words}' is missing in\n{out}");
     }

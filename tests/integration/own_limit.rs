@@ -149,7 +149,7 @@ fn recordings_without_history_get_no_advice() {
             let entries = &mut snapshot.traces[0];
             entries.drain(..entries.len() - kept);
         });
-        let (text, _) = run(".", &["advise", &path], 108);
+        let (text, _) = run(".", &["advise", &path], 109);
         assert!(text.contains("cannot tell: it") && text.contains("oomph record"), "{kept}: {text}");
         assert!(!text.contains("export") && !text.contains("keep your"), "{kept}: {text}");
     }
