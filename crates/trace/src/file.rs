@@ -9,7 +9,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use flate2::{Compression, bufread::MultiGzDecoder, write::GzEncoder};
+use flate2::{Compression, bufread::GzDecoder, write::GzEncoder};
 use lzma_rust2::XzReader;
 use ruzstd::decoding::{
     BlockDecodingStrategy, FrameDecoder,
@@ -66,13 +66,17 @@ impl<F: FnMut(u64)> Read for CountedFile<F> {
 /// The error for a failed read.
 #[cold]
 pub(crate) fn read_failed(path: &Path, source: io::Error) -> TraceError {
-    match source.kind() {
-        io::ErrorKind::UnexpectedEof => refusal(path, "the compressed data end too early: the file is truncated"),
-        io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => {
-            refusal(path, &format!("the compressed data are damaged: {source}"))
-        }
-        _ => TraceError::Io { path: path.to_owned(), source },
+    // Errors without a number come from a decompressor. Its words would not help: they name its internal states.
+    if source.raw_os_error().is_some() {
+        return TraceError::Io { path: path.to_owned(), source };
     }
+    let reason = match source.kind() {
+        io::ErrorKind::UnexpectedEof => "the compressed data end too early: the file is truncated",
+        io::ErrorKind::OutOfMemory => "it was compressed with a window above 160 MiB: decompress it first",
+        io::ErrorKind::Unsupported => "it was compressed with a method that cannot be read: decompress it first",
+        _ => "the compressed data are damaged",
+    };
+    refusal(path, reason)
 }
 
 fn refusal(path: &Path, reason: &str) -> TraceError {
@@ -250,7 +254,7 @@ impl<'a> LineReader<'a> {
 fn decompressed<'a>(mut file: impl BufRead + Send + 'a) -> io::Result<Box<dyn BufRead + Send + 'a>> {
     let head = file.fill_buf()?;
     let decoder: Box<dyn Read + Send + 'a> = if head.starts_with(&GZIP) {
-        Box::new(MultiGzDecoder::new(file))
+        Box::new(GzipReader { member: Some(GzDecoder::new(file)) })
     } else if head.starts_with(&XZ) {
         Box::new(XzReader::new_mem_limit(file, true, LARGEST_DICTIONARY_KIB))
     } else if head.starts_with(&ZSTD) {
@@ -259,6 +263,48 @@ fn decompressed<'a>(mut file: impl BufRead + Send + 'a) -> io::Result<Box<dyn Bu
         return Ok(Box::new(file));
     };
     Ok(Box::new(BufReader::with_capacity(BUFFER_BYTES, decoder)))
+}
+
+/// Reads all gzip members of a file, and the zeros that tapes and block devices leave at its end. `MultiGzDecoder` refuses
+/// them.
+struct GzipReader<R: BufRead> {
+    /// `None` at the end of the file.
+    member: Option<GzDecoder<R>>,
+}
+
+impl<R: BufRead> Read for GzipReader<R> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        if to.is_empty() {
+            return Ok(0);
+        }
+        while let Some(member) = &mut self.member {
+            let count = member.read(to)?;
+            if count > 0 {
+                return Ok(count);
+            }
+            let Some(mut file) = self.member.take().map(GzDecoder::into_inner) else { break };
+            if !skip_zeros(&mut file)? {
+                self.member = Some(GzDecoder::new(file));
+            }
+        }
+        Ok(0)
+    }
+}
+
+/// Skips zeros, and says whether the file ends there.
+fn skip_zeros(file: &mut impl BufRead) -> io::Result<bool> {
+    loop {
+        let bytes = file.fill_buf()?;
+        if bytes.is_empty() {
+            return Ok(true);
+        }
+        let zeros = bytes.iter().take_while(|&&byte| byte == 0).count();
+        let only_zeros = zeros == bytes.len();
+        file.consume(zeros);
+        if !only_zeros {
+            return Ok(false);
+        }
+    }
 }
 
 /// Reads all zstd frames of a file: `zstd` and `pzstd` may write several.
@@ -428,11 +474,15 @@ mod compression_tests {
         Ok(bytes)
     }
 
+    fn gzip(text: &str) -> Vec<u8> {
+        let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
+        gzip.write_all(text.as_bytes()).unwrap();
+        gzip.finish().unwrap()
+    }
+
     #[test]
     fn every_compression_is_recognised_by_content() {
-        let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
-        gzip.write_all(TEXT.as_bytes()).unwrap();
-        for file in [gzip.finish().unwrap(), TEXT_ZSTD.to_vec(), TEXT_XZ.to_vec(), TEXT.as_bytes().to_vec()] {
+        for file in [gzip(TEXT), TEXT_ZSTD.to_vec(), TEXT_XZ.to_vec(), TEXT.as_bytes().to_vec()] {
             assert_eq!(content(file).unwrap(), TEXT.as_bytes());
         }
     }
@@ -440,6 +490,10 @@ mod compression_tests {
     #[test]
     fn one_compressed_part_may_follow_another() {
         let twice = TEXT.repeat(2);
+        let gzip = gzip(TEXT);
+        assert_eq!(content([&gzip[..], &gzip].concat()).unwrap(), twice.as_bytes());
+        assert_eq!(content([&gzip[..], &[0; 300_000], &gzip, &[0]].concat()).unwrap(), twice.as_bytes());
+        assert_eq!(content([&TEXT_XZ[..], &[0; 8]].concat()).unwrap(), TEXT.as_bytes());
         assert_eq!(content([TEXT_XZ, TEXT_XZ].concat()).unwrap(), twice.as_bytes());
         assert_eq!(content([&TEXT_ZSTD[..], &SKIPPABLE, &TEXT_ZSTD].concat()).unwrap(), twice.as_bytes());
     }
@@ -455,11 +509,35 @@ mod compression_tests {
     }
 
     #[test]
-    fn a_flipped_bit_in_the_text_is_noticed() {
-        for (mut file, place) in [(TEXT_XZ.to_vec(), 32), (TEXT_ZSTD.to_vec(), 12)] {
-            file[place] ^= 1;
-            assert_eq!(content(file).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    fn other_bytes_after_the_compressed_data_are_noticed() {
+        for file in [&gzip(TEXT)[..], &TEXT_XZ, &TEXT_ZSTD] {
+            for rest in [&b"x"[..], b"more", &[1; 100]] {
+                assert!(content([file, rest].concat()).is_err(), "{rest:?} after {file:?}");
+            }
         }
+    }
+
+    #[test]
+    fn no_flipped_bit_gives_another_text() {
+        for whole in [&gzip(TEXT)[..], &TEXT_XZ, &TEXT_ZSTD] {
+            for bit in 8 * 6..8 * whole.len() {
+                let mut file = whole.to_vec();
+                file[bit / 8] ^= 1 << (bit % 8);
+                // Some bits carry no data, such as the date in a gzip header.
+                if let Ok(text) = content(file) {
+                    assert_eq!(text, TEXT.as_bytes(), "bit {bit} of {whole:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn errors_of_a_decompressor_are_said_in_plain_words() {
+        let path = Path::new("a.xz");
+        let said = |error| read_failed(path, error).to_string();
+        assert_eq!(said(io::Error::other("dist overflow")), "a.xz: the compressed data are damaged");
+        assert!(said(io::ErrorKind::UnexpectedEof.into()).ends_with("the file is truncated"));
+        assert!(matches!(read_failed(path, io::Error::from_raw_os_error(5)), TraceError::Io { .. }));
     }
 
     proptest! {

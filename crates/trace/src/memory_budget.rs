@@ -1,6 +1,6 @@
 //! The memory that a reader may take, so that a small hostile file cannot fill the machine.
 
-use std::mem::size_of;
+use std::{fs, mem::size_of, path::Path};
 
 /// The remaining memory.
 #[derive(Clone, Copy, Debug)]
@@ -15,8 +15,20 @@ pub(crate) struct MemoryBudget {
 pub struct OutOfBudget(pub u64);
 
 impl MemoryBudget {
-    /// Enough for about 25 million trace entries.
+    /// For input of unknown size: enough for about 25 million trace entries.
     pub(crate) const DEFAULT: MemoryBudget = MemoryBudget::of(4 << 30);
+    /// What every file may take: enough for about 1.6 million trace entries.
+    const SMALLEST_BYTES: u64 = 256 << 20;
+    /// What each byte of a file, compressed or not, may take in addition. Entries take three times their bytes in a pickle,
+    /// and the most regular recordings compress to one hundredth.
+    const BYTES_PER_FILE_BYTE: u64 = 512;
+
+    /// For the content of a file: a small one must not fill the machine.
+    pub(crate) fn for_file(path: &Path) -> MemoryBudget {
+        let file_bytes = fs::metadata(path).map_or(0, |file| file.len());
+        let bytes = MemoryBudget::SMALLEST_BYTES.saturating_add(file_bytes.saturating_mul(Self::BYTES_PER_FILE_BYTE));
+        MemoryBudget::of(bytes.min(MemoryBudget::DEFAULT.whole))
+    }
 
     pub(crate) const fn of(bytes: u64) -> MemoryBudget {
         MemoryBudget { left: bytes, whole: bytes }
@@ -58,5 +70,23 @@ impl MemoryBudget {
         self.charge(more.saturating_mul(size_of::<T>()))?;
         vector.reserve_exact(vector.capacity() - vector.len() + more);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_file_may_take_less_than_a_gibibyte() {
+        let folder = tempfile::tempdir().unwrap();
+        let budget_of = |file_bytes: u64| {
+            let path = folder.path().join("a");
+            fs::File::create(&path).unwrap().set_len(file_bytes).unwrap();
+            MemoryBudget::for_file(&path).whole
+        };
+        assert!(budget_of(1 << 20) < 1 << 30);
+        assert_eq!(budget_of(1 << 30), MemoryBudget::DEFAULT.whole);
+        assert_eq!(budget_of(0), MemoryBudget::for_file(Path::new("/no such file")).whole);
     }
 }

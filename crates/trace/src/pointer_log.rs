@@ -68,12 +68,13 @@ pub(crate) struct PointerLog {
 }
 
 impl PointerLog {
-    pub(crate) fn new() -> PointerLog {
+    /// A log of the file at `path`, whose size bounds the memory.
+    pub(crate) fn new(path: &Path) -> PointerLog {
         PointerLog {
             steps: Vec::new(),
             labels: Interner::default(),
             builder: TraceBuilder::new(),
-            budget: MemoryBudget::DEFAULT,
+            budget: MemoryBudget::for_file(path),
         }
     }
 

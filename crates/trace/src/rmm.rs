@@ -45,7 +45,7 @@ pub(crate) fn read(input: Input<'_>, path: &Path) -> Result<Trace, TraceError> {
     if lines.next_text()? != Some(HEADER) {
         return Err(lines.syntax_error(format!("an RMM log begins with `{HEADER}`")));
     }
-    let mut log = PointerLog::new();
+    let mut log = PointerLog::new(path);
     let mut clock = LogClock::default();
     while let Some(line) = lines.next_text()? {
         let mut fields = line.split(',').map(str::trim);

@@ -46,7 +46,7 @@ fn parse_call(line: &str) -> Option<(bool, u64, u64, u64)> {
 /// Reads an STAlloc trace. `path` names it in errors and in the trace.
 pub(crate) fn read(input: Input<'_>, path: &Path) -> Result<Trace, TraceError> {
     let mut lines = LineReader::new(input, path);
-    let mut log = PointerLog::new();
+    let mut log = PointerLog::new(path);
     let mut micro_batches = 0;
     while let Some(line) = lines.next_text()? {
         let step = if let Some((is_alloc, pointer, bytes, stream)) = parse_call(line) {

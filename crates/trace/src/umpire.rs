@@ -61,7 +61,7 @@ struct LogResult {
 /// Reads an Umpire log. `path` names it in errors and in the trace.
 pub(crate) fn read(input: Input<'_>, path: &Path) -> Result<Trace, TraceError> {
     let mut lines = LineReader::new(input, path);
-    let mut log = PointerLog::new();
+    let mut log = PointerLog::new(path);
     let mut allocators: HashMap<String, SiteId> = HashMap::new();
     let mut last: Option<u64> = None;
     while let Some(text) = lines.next_text()? {

@@ -30,7 +30,7 @@ pub use snapshot::{
 
 use std::path::Path;
 
-use super::{TraceError, TraceFormat, file, pointer_log::name_of};
+use super::{TraceError, TraceFormat, file, memory_budget::MemoryBudget, pointer_log::name_of};
 use oomph_base::Progress;
 
 /// The name of the format.
@@ -49,7 +49,7 @@ impl Snapshot {
     /// Reads a snapshot file, compressed or not.
     pub fn open(path: impl AsRef<Path>, progress: &dyn Progress) -> Result<Snapshot, TraceError> {
         let path = path.as_ref();
-        Snapshot::read(file::open(path, progress)?).map_err(|error| match error {
+        Snapshot::read_within(file::open(path, progress)?, MemoryBudget::for_file(path)).map_err(|error| match error {
             SnapshotError::Pickle(PickleError { fault: PickleFault::Io(error), .. }) => file::read_failed(path, error),
             error => TraceError::Format { path: path.to_owned(), reason: error.to_string() },
         })

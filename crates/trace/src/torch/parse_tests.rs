@@ -237,6 +237,14 @@ fn an_entry_in_two_places_is_refused_rather_than_copied() {
     assert_eq!(complaint, "not a PyTorch memory snapshot: device_traces[1]: number 0 stands in two places");
 }
 
+#[test]
+fn bytes_after_the_pickle_are_refused() {
+    let file = [&whole(vec![], vec![]).pickle(4)[..], b"."].concat();
+    let complaint = Snapshot::read(&file[..]).unwrap_err().to_string();
+    let place = format!("byte {}: the pickle ends here", file.len() - 1);
+    assert!(complaint.starts_with(&place), "{complaint}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 

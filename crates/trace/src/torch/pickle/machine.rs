@@ -66,7 +66,9 @@ impl<R: Read, C: DictCollector> PickleMachine<'_, R, C> {
             *offset = self.input.offset();
             let code = self.input.byte()?;
             if code == op::STOP {
-                return self.stack.pop().ok_or(PickleFault::Stack { opcode: "STOP", what: "a value" });
+                let root = self.stack.pop().ok_or(PickleFault::Stack { opcode: "STOP", what: "a value" })?;
+                *offset = self.input.offset();
+                return self.input.expect_end().map(|()| root);
             }
             self.step(code)?;
         }
@@ -386,6 +388,15 @@ impl<R: Read> PickleInput<R> {
             self.at += take;
         }
         Ok(spare)
+    }
+
+    /// Reads to the end of the file. A decompressor compares its checksum there.
+    fn expect_end(&mut self) -> Result<(), PickleFault> {
+        match self.byte() {
+            Ok(_) => Err(PickleFault::TrailingBytes),
+            Err(PickleFault::Truncated) => Ok(()),
+            Err(fault) => Err(fault),
+        }
     }
 
     #[cold]

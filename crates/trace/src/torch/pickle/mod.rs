@@ -39,6 +39,9 @@ pub enum PickleFault {
     /// The file ends before the pickle does.
     #[error("the file ends in the middle of the pickle")]
     Truncated,
+    /// The file goes on after the pickle.
+    #[error("the pickle ends here, but the file does not: it is damaged or several files in one")]
+    TrailingBytes,
     /// Not a binary pickle.
     #[error("a pickle begins with byte 0x80, this file with {0:#04x}")]
     NoPickle(u8),
