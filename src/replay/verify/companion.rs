@@ -1,6 +1,7 @@
 //! `snapshots.csv` beside recordings: what PyTorch knew and a snapshot does not say.
 //!
-//! One row per recording, found by file name without extensions. Columns that are missing or empty are unknown.
+//! One row per recording, found by file name without extensions. Columns that are missing or empty are unknown. Another table
+//! may have the same name: without the column `snapshot` and one of the others it is ignored.
 
 use std::{
     fs, io,
@@ -13,6 +14,18 @@ use super::Counters;
 
 /// The name of the table.
 const TABLE: &str = "snapshots.csv";
+/// Its first column.
+const NAME_COLUMN: &str = "snapshot";
+/// The columns of which it has at least one.
+const VALUE_COLUMNS: [&str; 7] = [
+    "memory_fraction",
+    "peak_allocated",
+    "peak_reserved",
+    "final_segments",
+    "final_inactive_split",
+    "alloc_retries",
+    "ooms",
+];
 
 /// A row of the table.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -48,14 +61,18 @@ impl Companion {
     /// The row of a recording, if there is a table in its folder and a row in it.
     pub fn beside(recording: &Path) -> Result<Option<Companion>, CompanionError> {
         let path = recording.with_file_name(TABLE);
-        let text = match fs::read(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(CompanionError::Io { path, source }),
-        };
+        if !path.is_file() {
+            return Ok(None);
+        }
+        let text = fs::read(&path).map_err(|source| CompanionError::Io { path: path.clone(), source })?;
         let file_name = recording.file_name().unwrap_or_default().to_string_lossy();
         row(&text, &file_name).map_err(|reason| CompanionError::Format { path, reason })
     }
+}
+
+fn is_known(headers: &csv::StringRecord) -> bool {
+    let has = |column: &str| headers.iter().any(|header| header == column);
+    has(NAME_COLUMN) && VALUE_COLUMNS.into_iter().any(has)
 }
 
 fn row(text: &[u8], file_name: &str) -> Result<Option<Companion>, String> {
@@ -67,7 +84,10 @@ fn row(text: &[u8], file_name: &str) -> Result<Option<Companion>, String> {
     }
     let words = |error: csv::Error| error.to_string();
     let mut table = csv::Reader::from_reader(text);
-    let headers = table.headers().map_err(words)?.clone();
+    let headers = match table.headers() {
+        Ok(headers) if is_known(headers) => headers.clone(),
+        _ => return Ok(None),
+    };
     for record in table.records() {
         let record = record.map_err(words)?;
         let Row { snapshot, memory_fraction } = record.deserialize(Some(&headers)).map_err(words)?;
@@ -98,6 +118,25 @@ mod tests {
         let found = row(TABLE, "run.exp.pickle").unwrap().unwrap();
         assert_eq!((found.memory_fraction, found.counters), (Some(0.25), Counters::default()));
         assert_eq!(row(TABLE, "run2.pickle"), Ok(None));
+    }
+
+    #[test]
+    fn another_table_of_that_name_is_ignored() {
+        for other in [&b"volume,snapshot,date\nhome,run,yesterday\nshort\n"[..], b"\xff\xfe\x00\n\x00", b"", b"\"\n"] {
+            assert_eq!(row(other, "run.pickle"), Ok(None), "{other:?}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("snapshots.csv")).unwrap();
+        assert_eq!(Companion::beside(&folder.path().join("run.pickle")).unwrap(), None);
+    }
+
+    #[test]
+    fn every_value_column_is_read() {
+        for column in VALUE_COLUMNS {
+            let value = if column == "memory_fraction" { "0.5" } else { "7" };
+            let found = row(format!("snapshot,{column}\nrun,{value}\n").as_bytes(), "run.pickle").unwrap();
+            assert_ne!(found, Some(Companion::default()), "{column}");
+        }
     }
 
     #[test]

@@ -32,6 +32,9 @@ pub(in crate::strategy) const ENTRY: StrategyEntry = StrategyEntry {
 
 fn build(parameters: &str, setup: &Setup<'_>) -> Built {
     let inner = StrategySpec::from(if parameters.is_empty() { "caching" } else { parameters });
+    if inner.name == ENTRY.name {
+        return Err(ENTRY.refused("INNER already is called by address: name another strategy".to_owned()));
+    }
     Ok(Box::new(ByAddress { lock: Lock::new(()), inner: AddressedStrategy::new(inner.build(setup)?) }))
 }
 
@@ -361,6 +364,15 @@ mod tests {
         strategy.alloc(&mut cx, &request).unwrap();
         strategy.close(&mut cx).unwrap();
         assert_eq!(strategy.free_by_address(&mut cx, block.address, caller), Err(unknown));
+    }
+
+    #[test]
+    fn nested_address_is_refused() {
+        let device = simulated(64 * MIB);
+        let error = |text: &str| StrategySpec::from(text).build(&Setup { props: device.props(), limit: None }).err();
+        assert!(error("address:caching").is_none());
+        let complaint = error(&"address:".repeat(16_000)).unwrap().to_string();
+        assert!(complaint.contains("already is called by address"), "{complaint}");
     }
 
     proptest! {
