@@ -326,6 +326,20 @@ fn verify_prints_json() {
     assert_eq!(row["peak_reserved_bytes"], 7_772_045_312_u64);
 }
 
+/// PyTorch reserves addresses for the second request before it finds that no memory is left. No entry shows them.
+#[test]
+fn range_without_any_mapping_is_not_a_divergence() {
+    let folder = tempfile::tempdir().unwrap();
+    let [trace, snapshot] =
+        ["two.oomph", "two.pickle"].map(|name| folder.path().join(name).to_str().unwrap().to_owned());
+    std::fs::write(&trace, "oomph-trace 1 \"two\"\nalloc 1 137438953472\nalloc 2 137438953472\nend 2\n").unwrap();
+    let strategy = "caching:expandable_segments:True";
+    let (code, text) = oomph(&["replay", &trace, "--strategy", strategy, "--export-snapshot", &snapshot]);
+    assert_eq!(code, 0, "{text}");
+    let (code, text) = oomph(&["verify", &snapshot]);
+    assert!(code == 0 && text.starts_with("EXACT"), "{text}");
+}
+
 #[test]
 fn snapshot_can_be_inspected_and_replayed() {
     let (code, text) = oomph(&["inspect", OOM_BASE]);

@@ -16,7 +16,7 @@ use crate::{
         CallKind, Device, DeviceProps,
         wrap::{CallFailure, DriverCall, DriverReply, FaultPlan, FaultyDevice, ScriptOrder, ScriptedDevice},
     },
-    pytorch::AllocatorSettings,
+    pytorch::{AllocatorSettings, SMALL_SIZE},
     strategy::{
         Attempt, Block, Caller, Context, Freed, Layout, Request, Setup, Strategy, StrategyError, StrategyEvent,
         caching::Caching,
@@ -43,6 +43,11 @@ pub(super) struct RecordingWalk<'a> {
     /// The program had a limit of unknown size.
     by_unknown_limit: bool,
 }
+
+/// Where ranges lie that no entry shows, above all addresses of a GPU: one for each pool of a stream.
+const UNRECORDED_RANGES: u64 = 1 << 48;
+/// More than the memory of a device and an eighth, which is the size of a range.
+const UNRECORDED_RANGE_BYTES: u64 = 1 << 42;
 
 const TOO_FEW_LANES: &str = "more frees wait for streams than there are streams";
 
@@ -239,12 +244,15 @@ impl<'a> RecordingWalk<'a> {
         }
     }
 
-    /// Where a failing request reserves a range: at the stream's next mapping.
+    /// Where a failing request reserves a range: at the stream's next mapping. If nothing is mapped there later, no entry
+    /// shows the address, and any that is unused will do.
     fn next_range(&self) -> Option<Address> {
-        let stream = self.call_entries.seen.last()?.stream;
+        let request = self.call_entries.seen.last()?;
         let later = self.entries[self.at..].iter();
-        let mut maps = later.filter(|entry| entry.action == Action::SegmentMap && entry.stream == stream);
-        maps.next().map(|entry| entry.address)
+        let mut maps = later.filter(|entry| entry.action == Action::SegmentMap && entry.stream == request.stream);
+        let pool = if request.bytes <= SMALL_SIZE { 0 } else { UNRECORDED_RANGE_BYTES };
+        let unrecorded = UNRECORDED_RANGES + 2 * UNRECORDED_RANGE_BYTES * request.stream.index() as u64 + pool;
+        Some(maps.next().map_or(Address(unrecorded), |entry| entry.address))
     }
 
     #[cold]
