@@ -23,6 +23,9 @@ pub(super) const STEPS_FOR_MEMORY: &str = "3";
 /// Two steps of warm-up and two that count. On a virtual clock all are equal.
 pub(super) const SIMULATED_STEPS: u64 = 4;
 
+/// Simulated times are right to 15 % (`tests/integration/techniques_truth.rs`): smaller differences are not reported.
+pub(super) const DISTINCT: f64 = 1.15;
+
 /// Why a claim or a technique has no row. That a model does not fit, or does not know a technique, is in its row.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -74,7 +74,7 @@ pub fn run(args: Args) -> CommandResult {
         return Ok(exit::OK);
     }
     let place = args.resume.as_ref().or(args.output.as_ref());
-    let folder = |place: &PathBuf| ResultFolder::of_command("claims", place, &test.device, args.resume.is_some());
+    let folder = |place: &PathBuf| ResultFolder::of_command(place, &test.device, args.resume.is_some());
     test.run(place.map(folder).transpose()?)
 }
 

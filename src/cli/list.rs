@@ -131,7 +131,7 @@ fn items_of(kind: ListedKind) -> Vec<ListedItem> {
         ListedKind::Generators => GENERATORS
             .iter()
             .map(|entry| ListedItem {
-                parameters: entry.parameters.iter().map(listed).collect(),
+                parameters: entry.parameters.iter().filter(|parameter| !parameter.is_alias()).map(listed).collect(),
                 ..ListedItem::new(kind, entry.name, entry.summary)
             })
             .collect(),

@@ -1,8 +1,10 @@
 //! Writing to standard output and standard error.
 
 use std::{
+    collections::BTreeSet,
     env,
     io::{self, Write},
+    sync::{Mutex, PoisonError},
 };
 
 use super::exit;
@@ -50,4 +52,12 @@ pub fn complain_of_failures(records: &[CaseRecord]) -> u8 {
 /// Writes a line to standard error. A failure of that cannot be reported and is ignored.
 pub fn complain(line: &str) {
     let _ = writeln!(anstream::stderr().lock(), "{line}");
+}
+
+/// Like [`complain`], once per line: commands may open a source several times.
+pub fn complain_once(line: &str) {
+    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(line.to_owned()) {
+        complain(line);
+    }
 }

@@ -56,7 +56,9 @@ impl SourceOptions {
     pub fn spec(&self) -> Result<SourceSpec, CommandError> {
         let SourceSettings { set, seed, device_index } = &self.settings;
         let set = set.iter().map(|text| key_and_value(text)).collect::<Result<_, _>>()?;
-        Ok(SourceSpec { name: self.source.clone(), set, seed: *seed, device_index: *device_index })
+        let spec = SourceSpec { name: self.source.clone(), set, seed: *seed, device_index: *device_index };
+        spec.notes().iter().for_each(|note| output::complain_once(note));
+        Ok(spec)
     }
 
     /// Opens the source.

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     answer::techniques::{
         CARDS, LINK_BYTES_PER_SECOND, TECHNIQUES, Technique, TechniqueRecord, TechniqueRow, TechniquesQuestion, advise,
-        row_id, techniques,
+        base_settings, row_id, techniques,
     },
     base::Bytes,
     models::Recipe,
@@ -26,7 +26,9 @@ use crate::{
 /// Compares memory-saving techniques on a model: how much memory each saves, what it costs in time,
 /// and which batch fits on which card.
 ///
-/// Memory and step times are measured on the device. What fits on a card is simulated.
+/// Memory and step times are measured on the device. What fits on a card is simulated. The base is the
+/// model with everything that --set changes (such as `--set techniques=amp`); each row adds its
+/// technique to the base.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -98,7 +100,7 @@ pub fn run(args: Args) -> CommandResult {
     };
     let place = args.resume.as_ref().or(args.output.as_ref());
     let resumes = args.resume.is_some();
-    let folder = |place: &PathBuf| ResultFolder::of_command("techniques", place, &question.device, resumes);
+    let folder = |place: &PathBuf| ResultFolder::of_command(place, &question.device, resumes);
     let folder = place.map(folder).transpose()?;
     let test = TechniqueTest { question, advise_for: args.memory.map(|memory| memory.0), format: args.format };
     test.run(test.ids(), folder)
@@ -107,6 +109,7 @@ pub fn run(args: Args) -> CommandResult {
 /// Tries the techniques on the workloads of a suite, where they pass the filters of a run.
 pub fn run_suite(args: &shared::Args, suite: &SuiteFile) -> CommandResult {
     let models = suite.models().map_err(CommandError::usage)?;
+    models.iter().flat_map(Recipe::notes).for_each(|note| output::complain_once(&note));
     let question =
         TechniquesQuestion { jobs: args.jobs(), ..TechniquesQuestion::new(models, args.one_device(suite)?)? };
     let test = TechniqueTest { question, advise_for: None, format: args.format };
@@ -151,6 +154,7 @@ impl TechniqueTest {
     /// Tries the rows `ids` that the folder does not hold yet.
     fn run(&self, ids: Vec<String>, folder: Option<ResultFolder<TechniqueRecord>>) -> CommandResult {
         let mut collector = RecordCollector::new(ids, folder)?;
+        self.check_base(collector.earlier())?;
         let wanted = collector.wanted();
         let question = TechniquesQuestion { stop: collector.stop(), ..self.question.clone() };
         let mut rows: Vec<TechniqueRow> = Vec::new();
@@ -170,6 +174,24 @@ impl TechniqueTest {
         collector.finish(records, self.format, print)
     }
 
+    /// Refuses rows of an earlier part of the test with another base: the two parts cannot be compared.
+    fn check_base(&self, earlier: &[TechniqueRecord]) -> Result<(), CommandError> {
+        for model in &self.question.models {
+            let base = base_settings(model);
+            if let Some(other) = earlier.iter().find(|row| row.model == model.name && row.base != base) {
+                let named = |base: &str| if base.is_empty() { "no setting".to_owned() } else { format!("'{base}'") };
+                return Err(CommandError::usage(anyhow!(
+                    "the folder has rows of {} with {}, and this command sets {}; pass the same --set, or another folder with \
+                     --output",
+                    model.name,
+                    named(&other.base),
+                    named(&base)
+                )));
+            }
+        }
+        Ok(())
+    }
+
     /// One recommendation per model.
     fn print_advice(&self, records: &[TechniqueRecord], rows: &[TechniqueRow]) -> Result<(), CommandError> {
         let (Some(memory), Format::Table) = (self.advise_for, self.format) else { return Ok(()) };
@@ -177,12 +199,12 @@ impl TechniqueTest {
             // Rows of an earlier part of the test only have the fits in their columns.
             let with_fits = |record: &TechniqueRecord| {
                 let found = rows.iter().find(|row| row.record == *record);
-                found.cloned().unwrap_or(TechniqueRow { record: record.clone(), fits: Vec::new() })
+                found.cloned().unwrap_or_else(|| record.clone().into())
             };
             let of_model: Vec<TechniqueRow> = of_model.iter().map(with_fits).collect();
             let words = match advise(&of_model, memory) {
-                Some(advice) => report::technique_advice(&advice, memory),
-                None => format!("No technique makes it fit on a card of {}.", Bytes(memory)),
+                Ok(advice) => report::technique_advice(&advice, memory),
+                Err(reason) => report::no_technique_advice(reason, memory),
             };
             output::say(&format!("\n{}: {words}", of_model[0].record.model))?;
         }
@@ -199,6 +221,7 @@ fn models(names: &[String], set: &[String]) -> Result<Vec<Recipe>, CommandError>
         let recipe = set.iter().fold(recipe, |recipe, (key, value)| recipe.with(key, value));
         // A wrong parameter is one error, not one failed row per technique.
         recipe.workload().map_err(CommandError::usage)?;
+        recipe.notes().iter().for_each(|note| output::complain_once(note));
         Ok(recipe)
     };
     names.iter().map(model).collect()

@@ -203,6 +203,12 @@ impl<T: FolderRecord> RecordFolder<T> {
         path.join(T::NAME).with_extension("csv")
     }
 
+    /// The rows so far.
+    #[must_use]
+    pub fn rows(&self) -> &[T] {
+        &self.table.rows
+    }
+
     /// Whether the row is there.
     pub fn has(&self, id: &str) -> bool {
         self.table.rows.iter().any(|record| record.id() == id)

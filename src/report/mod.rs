@@ -42,5 +42,5 @@ pub use ranks::RankReport;
 pub use render::{Medium, Render, Terminal};
 pub use rows::{PlannedCase, save};
 pub use stress::{Endurance, VerdictMatrix};
-pub use techniques::technique_advice;
+pub use techniques::{no_technique_advice, technique_advice};
 pub use thresholds::ThresholdFiles;

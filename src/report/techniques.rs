@@ -6,14 +6,16 @@ use super::{
     render::{RenderRow, TextTable, maybe_bytes},
 };
 use crate::{
-    answer::techniques::{TechniqueAdvice, TechniqueRecord, row_id},
+    answer::techniques::{AdvisedTechnique, BASE, CardFit, NoAdvice, TechniqueAdvice, TechniqueRecord, row_id},
     base::{Bytes, Nanos},
     measure::Status,
+    models::NumericEffect,
 };
 
-const HEADINGS: [&str; 10] = [
+const HEADINGS: [&str; 11] = [
     "model",
     "technique",
+    "numerics",
     "peak\nallocated",
     "memory\nreduction",
     "peak\nreserved",
@@ -23,8 +25,9 @@ const HEADINGS: [&str; 10] = [
     "largest batch in\n8/12/16/24/80/141 GiB",
     "samples/s\nin 24 GiB",
 ];
-const PAGE_HEADINGS: [&str; 7] = [
+const PAGE_HEADINGS: [&str; 8] = [
     "technique",
+    "numerics",
     "memory reduction",
     "published",
     "performance impact",
@@ -38,12 +41,16 @@ impl RenderRow for TechniqueRecord {
         if medium == Medium::Markdown {
             return TechniqueRecord::page(rows);
         }
-        let mut table = TextTable::new(&HEADINGS, medium);
+        let mut headings = HEADINGS;
+        let last = throughput_heading(rows);
+        headings[HEADINGS.len() - 1] = &last;
+        let mut table = TextTable::new(&headings, medium).with_numbers(3..);
         let mut model = "";
         for record in rows {
             table.row([
                 if record.model == model { String::new() } else { record.model.clone() },
-                record.technique.clone(),
+                technique(record),
+                numerics(record).to_owned(),
                 maybe_bytes(record.peak_allocated_bytes),
                 reduction(record),
                 maybe_bytes(record.peak_reserved_bytes),
@@ -74,23 +81,27 @@ impl FolderRecord for TechniqueRecord {
     fn page(records: &[TechniqueRecord]) -> String {
         let mut page = "# Memory-saving techniques, measured\n".to_owned();
         for of_model in records.chunk_by(|a, b| a.model == b.model) {
-            let is_base =
-                |record: &&TechniqueRecord| record.reduction_percent == Some(0.0) && record.status == Status::Completed;
+            let is_base = |record: &&TechniqueRecord| record.technique == BASE && record.status == Status::Completed;
             let base = of_model.iter().find(is_base);
+            let settings = match of_model[0].base.as_str() {
+                "" => String::new(),
+                settings => format!(", base {settings}"),
+            };
             let title = match base {
                 Some(base) => format!(
-                    "{}: batch {}, {} allocated, {} per step",
+                    "{}{settings}: batch {}, {} allocated, {} per step",
                     base.model,
                     base.batch,
                     maybe_bytes(base.peak_allocated_bytes),
                     base.step_ns.map_or_else(|| "unknown time".to_owned(), |step| Nanos(step).to_string()),
                 ),
-                None => of_model[0].model.clone(),
+                None => format!("{}{settings}", of_model[0].model),
             };
             let mut table = TextTable::new(&PAGE_HEADINGS, Medium::Markdown);
             for record in of_model {
                 table.row([
                     record.title.clone(),
+                    numerics(record).to_owned(),
                     reduction(record),
                     record.published_memory.clone(),
                     impact(record),
@@ -105,22 +116,108 @@ impl FolderRecord for TechniqueRecord {
     }
 }
 
-/// Which technique to use on a card, in one sentence.
+/// Which techniques to use on a card. The sentence that names a technique says what it does to the numbers.
 pub fn technique_advice(advice: &TechniqueAdvice<'_>, memory_bytes: u64) -> String {
-    let best = &advice.best.record;
-    let speed = |per_second: Option<f64>| per_second.map_or_else(String::new, |rate| format!(", {rate:.1} samples/s"));
-    let base = match advice.base {
-        Some(base) => format!("without any technique, batch {} fits{}", base.batch, speed(base.per_second)),
-        None => "without any technique, not even batch 1 fits".to_owned(),
+    let first = &advice.first.row.record;
+    let alone =
+        if first.base.is_empty() { "without any technique".to_owned() } else { format!("{} alone", first.base) };
+    let is_base = first.technique == BASE;
+    let mut words = if is_base {
+        format!(
+            "On a card of {}, no technique is needed: {alone}, {}.",
+            Bytes(memory_bytes),
+            fits(&advice.first, advice.batch)
+        )
+    } else {
+        let base = match advice.base {
+            Some(CardFit { batch, per_second, .. }) => format!("{alone}, batch {batch} fits{}", speed(per_second)),
+            None => format!("{alone}, not even batch 1 fits"),
+        };
+        format!("On a card of {}, {}; {base}.", Bytes(memory_bytes), sentence("use", &advice.first, advice.batch))
     };
-    format!(
-        "On a card of {}, use `{}` ({}): batch {} fits{}; {base}.",
-        Bytes(memory_bytes),
-        best.technique,
-        best.title,
-        advice.fit.batch,
-        speed(advice.fit.per_second),
-    )
+    for other in &advice.others {
+        let is_faster = other.fit.per_second > advice.first.fit.per_second;
+        let lead = if is_faster { "Faster:" } else { "With the whole batch:" };
+        words.push_str(&format!(" {}.", sentence(lead, other, advice.batch)));
+    }
+    if !first.per_second_gpu.is_empty() {
+        words.push_str(&format!(
+            " Samples/s are those of an {} with {}: another GPU of that size has its own speed.",
+            first.per_second_gpu,
+            Bytes(memory_bytes)
+        ));
+    }
+    words
+}
+
+/// Why there is no recommendation, in one sentence.
+pub fn no_technique_advice(reason: NoAdvice, memory_bytes: u64) -> String {
+    let card = Bytes(memory_bytes);
+    match reason {
+        NoAdvice::NothingFits => format!("No technique makes it fit on a card of {card}."),
+        NoAdvice::NotComputed => format!(
+            "No recommendation for a card of {card}: the rows of the folder have no batch for that size. Compute them in a new \
+             folder."
+        ),
+    }
+}
+
+fn sentence(lead: &str, advised: &AdvisedTechnique<'_>, batch: u64) -> String {
+    let record = &advised.row.record;
+    let beside = if record.base.is_empty() { String::new() } else { format!(" with {}", record.base) };
+    let (technique, title, numerics) = (&record.technique, &record.title, advised.numerics());
+    format!("{lead} `{technique}`{beside} ({title}), which {numerics}: {}", fits(advised, batch))
+}
+
+/// The largest batch. A smaller one than the model's changes the training, too.
+fn fits(advised: &AdvisedTechnique<'_>, batch: u64) -> String {
+    let CardFit { batch: largest, per_second, .. } = advised.fit;
+    let smaller = match largest < batch {
+        true => format!(" (less than the model's {batch}, which can change the training result)"),
+        false => String::new(),
+    };
+    format!("batch {largest} fits{smaller}{}", speed(per_second))
+}
+
+fn speed(per_second: Option<f64>) -> String {
+    per_second.map_or_else(String::new, |rate| format!(", {rate:.1} samples/s"))
+}
+
+/// The technique's name, and what the base is.
+fn technique(record: &TechniqueRecord) -> String {
+    let is_set = record.technique == BASE && !record.base.is_empty();
+    if is_set { format!("{}: {}", record.technique, record.base) } else { record.technique.clone() }
+}
+
+/// What a technique does to the numbers of the training, in one word.
+pub(super) fn numerics(record: &TechniqueRecord) -> &'static str {
+    match record.numerics {
+        None => "",
+        Some(NumericEffect::Same) => "same",
+        Some(NumericEffect::Rounding) => "rounding",
+        Some(NumericEffect::Training) => "training",
+    }
+}
+
+/// What a technique does to the numbers, behind a sentence about it; empty where it keeps them.
+pub(super) fn changed_numerics(record: &TechniqueRecord) -> String {
+    let changed = record.numerics.filter(|effect| *effect != NumericEffect::Same);
+    changed.map_or_else(String::new, |effect| format!(", and {effect}"))
+}
+
+/// Names the GPU whose speed is shown.
+fn throughput_heading(records: &[TechniqueRecord]) -> String {
+    let heading = HEADINGS[HEADINGS.len() - 1];
+    match throughput_gpu(records) {
+        Some(gpu) => {
+            format!("{} samples/s\nin 24 GiB", gpu.trim_start_matches("NVIDIA ").trim_end_matches(" (simulated)"))
+        }
+        None => heading.to_owned(),
+    }
+}
+
+fn throughput_gpu(records: &[TechniqueRecord]) -> Option<&str> {
+    records.iter().map(|record| record.per_second_gpu.as_str()).find(|gpu| !gpu.is_empty())
 }
 
 /// What a cell without a figure says.
@@ -187,6 +284,17 @@ fn legend(records: &[TechniqueRecord]) -> String {
     if records.iter().any(|record| record.largest_batch_24gib.is_some()) {
         legend.push_str(" Largest batches (context and libraries included) and their samples/s are simulated.");
     }
+    if let Some(gpu) = throughput_gpu(records) {
+        let speed =
+            format!(" Samples/s are those of an {gpu} with that memory: another GPU of that size has its own speed.");
+        legend.push_str(&speed);
+    }
+    if records.iter().any(|record| record.numerics.is_some()) {
+        legend.push_str(
+            " Numerics, compared with the base: `same` number formats and updates; `rounding`: fewer bits on the way, 32-bit \
+             weights and optimizer states; `training`: can change the training result.",
+        );
+    }
     if records.iter().any(|record| record.exchanged_bytes_per_step > 0) {
         legend.push_str(" Times exclude communication between ranks, which is modelled and shown separately.");
     }
@@ -216,6 +324,7 @@ fn confirmation(record: &TechniqueRecord) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::{super::Render, *};
+    use crate::answer::techniques::{TechniqueRow, advise};
 
     fn record(technique: &str, percent: f64, ratio: f64) -> TechniqueRecord {
         TechniqueRecord {
@@ -245,6 +354,58 @@ mod tests {
             assert!(row.contains(cell), "{row}");
         }
         assert!(page.lines().any(|line| line.starts_with("| ckpt") && line.contains("20 % slower")), "{page}");
+    }
+
+    fn advised(technique: &str, numerics: NumericEffect, batch: u64, per_second: f64) -> TechniqueRow {
+        let fit = CardFit { memory_bytes: 40 << 30, batch, per_second: Some(per_second) };
+        let record = TechniqueRecord {
+            title: "Title".to_owned(),
+            numerics: Some(numerics),
+            per_second_gpu: "NVIDIA H200 (simulated)".to_owned(),
+            ..record(technique, 0.0, 1.0)
+        };
+        TechniqueRow { record, fits: vec![fit] }
+    }
+
+    #[test]
+    fn sentence_says_what_changes_and_whose_speed_it_is() {
+        let mut rows = [
+            advised("base", NumericEffect::Same, 4, 20.0),
+            advised("ckpt", NumericEffect::Same, 30, 16.0),
+            advised("bf16_model", NumericEffect::Training, 64, 304.6),
+        ];
+        let words = |rows: &[TechniqueRow]| technique_advice(&advise(rows, 40 << 30).unwrap(), 40 << 30);
+        let speed = "Samples/s are those of an NVIDIA H200 (simulated) with 40.0 GiB: another GPU of that size has its own speed.";
+        assert_eq!(
+            words(&rows),
+            format!(
+                "On a card of 40.0 GiB, use `ckpt` (Title), which keeps the numerics: batch 30 fits, 16.0 samples/s; without \
+                 any technique, batch 4 fits, 20.0 samples/s. Faster: `bf16_model` (Title), which can change the training \
+                 result: batch 64 fits, 304.6 samples/s. {speed}"
+            )
+        );
+        rows.iter_mut().for_each(|row| row.record.base = "amp".to_owned());
+        assert_eq!(
+            words(&rows[..1]),
+            format!(
+                "On a card of 40.0 GiB, no technique is needed: amp alone, batch 4 fits (less than the model's 8, which can \
+                 change the training result), 20.0 samples/s. {speed}"
+            )
+        );
+        assert!(words(&rows).contains("use `ckpt` with amp (Title), which keeps the numerics"), "{}", words(&rows));
+        let table = [rows[0].record.clone()].text(Medium::PIPE);
+        for part in ["base: amp", "H200 samples/s", "another GPU of that size has its own speed"] {
+            assert!(table.contains(part), "{table}");
+        }
+        assert!(TechniqueRecord::page(&[rows[0].record.clone()]).contains("## gpt, base amp: batch 8"));
+    }
+
+    #[test]
+    fn base_of_the_page_is_the_base() {
+        let mut quick = record("tf32", 0.0, 0.4);
+        quick.batch = 9;
+        let page = TechniqueRecord::page(&[quick]);
+        assert!(page.contains("## gpt\n"), "{page}");
     }
 
     #[test]

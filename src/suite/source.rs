@@ -154,6 +154,13 @@ impl SourceSpec {
         Ok(Some((recording, verification)))
     }
 
+    /// Older names that the source uses: a sentence each, with the name to use.
+    #[must_use]
+    pub fn notes(&self) -> Vec<String> {
+        let Ok(Some(recipe)) = self.recipe() else { return Vec::new() };
+        self.set.iter().fold(recipe, |recipe, (key, value)| recipe.with(key, value)).notes()
+    }
+
     /// The recipe, or `None` if the source is a trace file. Does not open a trace.
     pub fn recipe(&self) -> Result<Option<Recipe>, SourceError> {
         let path = Path::new(&self.name);

@@ -43,6 +43,14 @@ pub enum ParameterValues {
     },
     /// One of these words.
     Choice(&'static [&'static str]),
+    /// One of these words: an older way to add a word to a list parameter. Accepted, and not shown in lists of
+    /// parameters. The default adds nothing.
+    Alias {
+        /// The parameter that takes the word now.
+        of: &'static str,
+        /// The words.
+        words: &'static [&'static str],
+    },
     /// A list of words, as `first,second` or as a TOML list.
     Words {
         /// An example of such a list.
@@ -74,10 +82,20 @@ constructors! {
     number(range: RangeInclusive<f64>) => ParameterValues::Number { least: *range.start(), most: *range.end() };
     /// A parameter that takes one of some words.
     choice(words: &'static [&'static str]) => ParameterValues::Choice(words);
+    /// An older way to add a word to the list parameter that comes first.
+    alias(words: (&'static str, &'static [&'static str])) => ParameterValues::Alias { of: words.0, words: words.1 };
     /// A parameter that takes a list of words; which ones, its generator knows.
     words(example: &'static str) => ParameterValues::Words { example };
     /// A parameter whose values are described in words.
     text(values: &'static str) => ParameterValues::Text(values);
+}
+
+impl Parameter {
+    /// Whether it is an older name, which lists of parameters leave out.
+    #[must_use]
+    pub const fn is_alias(&self) -> bool {
+        matches!(self.values, ParameterValues::Alias { .. })
+    }
 }
 
 impl fmt::Display for ParameterValues {
@@ -86,7 +104,9 @@ impl fmt::Display for ParameterValues {
             ParameterValues::Count { least, most } => write!(f, "a whole number from {least} to {most}"),
             ParameterValues::Size { least, most } => write!(f, "a size from {} to {}", Bytes(least), Bytes(most)),
             ParameterValues::Number { least, most } => write!(f, "a number from {least} to {most}"),
-            ParameterValues::Choice(words) => write!(f, "one of {}", words.join(", ")),
+            ParameterValues::Choice(words) | ParameterValues::Alias { words, .. } => {
+                write!(f, "one of {}", words.join(", "))
+            }
             ParameterValues::Words { example } => write!(f, "a list of words such as {example}"),
             ParameterValues::Text(values) => f.write_str(values),
         }

@@ -23,6 +23,7 @@ mod recipe;
 mod synthetic;
 mod workload;
 
+pub use autograd::NumericEffect;
 pub use error::{SettingPlace, WorkloadError};
 pub use generator::{GENERATORS, Generator, GeneratorEntry, GeneratorStart};
 pub use parameter::{GivenValue, Parameter, ParameterValues, Parameters};

@@ -39,6 +39,16 @@ pub struct Parameters<'a> {
     given: &'a BTreeMap<String, GivenValue>,
 }
 
+/// An older name of words in a list, as it is set.
+pub(crate) struct SetAlias {
+    pub(crate) name: &'static str,
+    pub(crate) word: &'static str,
+    /// The word that adds nothing to the list.
+    pub(crate) default: &'static str,
+    /// All words that it takes.
+    pub(crate) words: &'static [&'static str],
+}
+
 impl<'a> Parameters<'a> {
     /// The given values. Names that the generator does not declare are errors.
     pub fn new(
@@ -49,7 +59,8 @@ impl<'a> Parameters<'a> {
         let known = || generator.parameters.iter().map(|parameter| parameter.name);
         let unknown = given.iter().find(|(name, _)| known().all(|known| known != name.as_str()));
         let Some((name, given)) = unknown else { return Ok(Parameters { workload, generator, given }) };
-        let suggestion = nearest(name, known());
+        let current = generator.parameters.iter().filter(|parameter| !parameter.is_alias());
+        let suggestion = nearest(name, current.map(|parameter| parameter.name));
         let reason =
             format!("generator '{}' has no parameter '{name}'{}", generator.name, did_you_mean(suggestion.as_deref()));
         Err(WorkloadError::Invalid { place: given.place.clone(), reason })
@@ -108,9 +119,28 @@ impl<'a> Parameters<'a> {
     /// The value of a parameter that takes one of some words.
     pub fn choice(&self, name: &str) -> Result<&'static str, WorkloadError> {
         self.read(name, |value, declared| match (value, declared) {
-            (Value::String(text), ParameterValues::Choice(words)) => words.iter().find(|word| *word == text).copied(),
+            (Value::String(text), ParameterValues::Choice(words) | ParameterValues::Alias { words, .. }) => {
+                words.iter().find(|word| *word == text).copied()
+            }
             _ => None,
         })
+    }
+
+    /// Whether the generator declares a parameter.
+    #[must_use]
+    pub(crate) fn declares(&self, name: &str) -> bool {
+        self.generator.parameters.iter().any(|parameter| parameter.name == name)
+    }
+
+    /// The parameters that are older names and that are set.
+    pub(crate) fn aliases(&self) -> Result<Vec<SetAlias>, WorkloadError> {
+        let set = self.generator.parameters.iter().filter(|known| self.given.contains_key(known.name));
+        let alias = |known: &'static Parameter| {
+            let ParameterValues::Alias { words, .. } = known.values else { return None };
+            let Parameter { name, default, .. } = *known;
+            Some(self.choice(name).map(|word| SetAlias { name, word, default, words }))
+        };
+        set.filter_map(alias).collect()
     }
 
     /// The value of a parameter that takes a text, which the caller checks.

@@ -8,7 +8,10 @@ use std::{collections::BTreeMap, fs, path::Path};
 use serde::Deserialize;
 use toml::{Spanned, Value};
 
-use crate::{GENERATORS, GeneratorEntry, GivenValue, Parameters, SettingPlace, Workload, WorkloadError};
+use crate::{
+    GENERATORS, GeneratorEntry, GivenValue, NumericEffect, Parameters, SettingPlace, Workload, WorkloadError,
+    autograd::{self, TechniqueWords},
+};
 use oomph_base::{Catalog, CatalogEntry, did_you_mean, nearest};
 
 /// Recipes by name.
@@ -166,8 +169,47 @@ impl Recipe {
         }
     }
 
+    /// What was set beyond the file, in its order: names and values.
+    pub fn overrides(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.overrides.iter().map(|(key, value)| (key.as_str(), value.as_str()))
+    }
+
+    /// The techniques that are set, each by its word in `techniques`. None where the generator has no techniques.
+    pub fn technique_words(&self) -> Result<Vec<String>, WorkloadError> {
+        Ok(self.read_technique_words()?.words)
+    }
+
+    /// The same recipe with these techniques and no others.
+    #[must_use]
+    pub fn with_technique_words(mut self, words: &[String]) -> Recipe {
+        let aliases = self.generator.parameters.iter().filter(|parameter| parameter.is_alias());
+        for alias in aliases {
+            self.given.remove(alias.name);
+            self.overrides.retain(|(key, _)| key != alias.name);
+        }
+        self.with(autograd::TECHNIQUES.name, &words.join(","))
+    }
+
+    /// What is set by an older name: a sentence each, with the name to use.
+    #[must_use]
+    pub fn notes(&self) -> Vec<String> {
+        self.read_technique_words().unwrap_or_default().notes
+    }
+
+    fn read_technique_words(&self) -> Result<TechniqueWords, WorkloadError> {
+        TechniqueWords::read(&Parameters::new(&self.name, self.generator, &self.given)?)
+    }
+
+    /// What techniques do to the numbers of this model's training, when they are added to it.
+    #[must_use]
+    pub fn numeric_effect(&self, words: &[String]) -> NumericEffect {
+        let has_batch_norm = self.generator.name == autograd::RESNET.name;
+        NumericEffect::of_words(words.iter().map(String::as_str), has_batch_norm)
+    }
+
     /// `name`, or `name[key=value;key=value]`: semicolons, because values may hold commas.
-    fn title(&self) -> String {
+    #[must_use]
+    pub fn title(&self) -> String {
         if self.overrides.is_empty() {
             return self.name.clone();
         }

@@ -1,9 +1,9 @@
 //! The catalogue of memory-saving techniques, with published figures.
 //!
-//! A technique is a change to a recipe. The published figures come from articles; the table shows them beside the
-//! measurements.
+//! A technique is a change to a recipe, which keeps everything else that the recipe sets. The published figures come from
+//! articles; the table shows them beside the measurements.
 
-use crate::models::Recipe;
+use crate::models::{NumericEffect, Recipe, WorkloadError};
 
 /// A technique, or a useful combination of techniques.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,29 +78,73 @@ impl Technique {
         self.id == BASE
     }
 
-    /// The recipe with the technique. A generator that does not know it refuses when the workload is made.
-    #[must_use]
-    pub fn applied_to(&self, recipe: &Recipe) -> Recipe {
-        let (mut changed, words) = (recipe.clone(), self.words());
-        if !words.is_empty() {
-            changed = changed.with("techniques", &words);
+    /// The model with the technique added to the techniques that it has. Combinations that do not exist are refused.
+    pub fn applied_to(&self, model: &Recipe) -> Result<AppliedTechnique, TechniqueRefusal> {
+        let mut words = model.technique_words().map_err(Box::new)?;
+        let named = self.words();
+        let named: Vec<String> = named.split(',').filter(|word| !word.is_empty()).map(str::to_owned).collect();
+        let added: Vec<String> = named.iter().filter(|word| !words.contains(word)).cloned().collect();
+        if added.is_empty() && !named.is_empty() {
+            return Err(TechniqueRefusal::InBase);
         }
-        if self.batch_divisor > 1 && recipe.count("batch").is_some() {
-            changed = changed.with("batch", &self.batch(recipe).to_string());
+        let micro_batches = |word: &String| word.strip_prefix("accum")?.parse().ok();
+        let mut numerics = model.numeric_effect(&added);
+        let mut recipe = model.clone();
+        if !added.is_empty() {
+            words.extend(added);
+            recipe = recipe.with_technique_words(&words);
         }
-        changed
-    }
-
-    /// Batches must be multiples of this: the number of micro-batches.
-    pub(super) fn batch_step(&self) -> u32 {
-        let micro_batches = |word: &str| word.strip_prefix("accum")?.parse().ok();
-        self.words().split(',').find_map(micro_batches).unwrap_or(1)
+        if self.batch_divisor > 1 {
+            numerics = NumericEffect::Training;
+            if model.count("batch").is_some() {
+                recipe = recipe.with("batch", &self.batch(model).to_string());
+            }
+        }
+        recipe.workload().map_err(Box::new)?;
+        Ok(AppliedTechnique { recipe, numerics, batch_step: words.iter().find_map(micro_batches).unwrap_or(1) })
     }
 
     /// The sequences in one optimizer step.
-    pub(super) fn batch(&self, recipe: &Recipe) -> u64 {
-        (recipe.count("batch").unwrap_or(1) / self.batch_divisor).max(1)
+    pub(super) fn batch(&self, model: &Recipe) -> u64 {
+        (model.count("batch").unwrap_or(1) / self.batch_divisor).max(1)
     }
+}
+
+/// A model with a technique.
+#[derive(Clone, Debug)]
+pub struct AppliedTechnique {
+    /// What is measured.
+    pub recipe: Recipe,
+    /// What the technique does to the numbers of the model's training.
+    pub numerics: NumericEffect,
+    /// Batches must be multiples of this: the number of micro-batches.
+    pub(super) batch_step: u32,
+}
+
+/// Why a model cannot have a technique.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TechniqueRefusal {
+    /// Nothing would change.
+    #[error("the base has it already")]
+    InBase,
+    /// The generator does not know it, or it contradicts a technique of the model.
+    #[error(transparent)]
+    Workload(#[from] Box<WorkloadError>),
+}
+
+/// What a model sets beyond its workload's file, and all its techniques: what the base of its table is. Empty for a model
+/// without techniques as its file has it.
+#[must_use]
+pub fn base_settings(model: &Recipe) -> String {
+    let is_technique = |key: &str| {
+        key == "techniques" || model.generator.parameters.iter().any(|known| known.name == key && known.is_alias())
+    };
+    // The number of steps is chosen here.
+    let others = model.overrides().filter(|(key, _)| !is_technique(key) && *key != "steps");
+    let others = others.map(|(key, value)| format!("{key}={value}"));
+    let settings: Vec<String> = model.technique_words().unwrap_or_default().into_iter().chain(others).collect();
+    settings.join(", ")
 }
 
 /// Every technique, in the order in which the table shows them: alone, then together. The base is the first.
@@ -119,9 +163,7 @@ pub static TECHNIQUES: &[Technique] = &[
         .with_published(MIXED_PRECISION),
     technique("bf16_model", "16-bit model", "inference, and training that tolerates it")
         .with_published(MIXED_PRECISION),
-    technique("bf16_master", "16-bit model, 32-bit master weights", "large models")
-        .with_words("bf16_model,master_weights")
-        .with_published(MIXED_PRECISION),
+    technique("bf16_master", "16-bit model, 32-bit master weights", "large models").with_published(MIXED_PRECISION),
     technique("ckpt", "Checkpointing, every layer", "deep networks, long sequences").with_published(CHECKPOINTING),
     technique("ckpt2", "Checkpointing, every second layer", "when every layer is more than is needed")
         .with_published(CHECKPOINTING),
@@ -176,21 +218,83 @@ mod tests {
     fn transformers_know_every_technique() {
         let model = Recipe::named("gpt-124m").unwrap();
         for technique in TECHNIQUES {
-            let made = technique.applied_to(&model).workload();
-            assert!(
-                made.is_ok(),
-                "{}: {}",
-                technique.id,
-                made.err().map(|error| error.to_string()).unwrap_or_default()
-            );
+            let applied = technique.applied_to(&model);
+            assert!(applied.is_ok(), "{}: {}", technique.id, applied.unwrap_err());
         }
         assert!(TECHNIQUES[0].is_base());
     }
 
+    fn named(id: &str) -> &'static Technique {
+        TECHNIQUES.iter().find(|technique| technique.id == id).unwrap()
+    }
+
+    /// What a technique makes of `gpt-124m` with one parameter set: the words, or why not.
+    fn applied(id: &str, key: &str, value: &str) -> Result<String, String> {
+        let model = Recipe::named("gpt-124m").unwrap().with(key, value);
+        let applied = named(id).applied_to(&model).map_err(|refusal| refusal.to_string())?;
+        Ok(applied.recipe.technique_words().unwrap().join(","))
+    }
+
+    #[test]
+    fn base_stays_in_every_row() {
+        assert_eq!(applied("base", "techniques", "tf32").unwrap(), "tf32");
+        assert_eq!(applied("ckpt", "techniques", "tf32").unwrap(), "tf32,ckpt");
+        assert_eq!(applied("ckpt", "precision", "amp").unwrap(), "amp,ckpt");
+        assert_eq!(applied("amp+ckpt", "precision", "amp").unwrap(), "amp,ckpt");
+        assert_eq!(applied("half_batch", "techniques", "tf32").unwrap(), "tf32");
+        assert_eq!(applied("ckpt", "optimizer", "sgd").unwrap(), "sgd,ckpt");
+        assert_eq!(applied("amp", "techniques", "tf32").unwrap(), "tf32,amp");
+    }
+
+    #[test]
+    fn impossible_combinations_have_a_reason() {
+        let contradicts = |a: &str, b: &str| {
+            Err(format!("workload 'gpt-124m': '{a}' and '{b}' contradict: only one of them can be set"))
+        };
+        assert_eq!(applied("fp16", "techniques", "amp"), contradicts("amp", "fp16"));
+        assert_eq!(applied("amp+ckpt", "precision", "fp16"), contradicts("fp16", "amp"));
+        assert_eq!(applied("bf16_master", "techniques", "bf16_model"), contradicts("bf16_model", "bf16_master"));
+        assert_eq!(applied("adam8bit", "optimizer", "sgd"), contradicts("sgd", "adam8bit"));
+        assert_eq!(applied("zero3", "techniques", "zero3:4"), contradicts("zero3:4", "zero3:8"));
+        assert_eq!(applied("accum4", "techniques", "accum2"), contradicts("accum2", "accum4"));
+        assert_eq!(applied("amp", "techniques", "amp"), Err("the base has it already".to_owned()));
+        assert_eq!(
+            applied("half_batch", "techniques", "accum8"),
+            Err("workload 'gpt-124m': 8 micro-batches do not divide 4 sequences".to_owned())
+        );
+    }
+
+    #[test]
+    fn effect_on_numbers_is_that_of_what_is_added() {
+        let effect = |id: &str, techniques: &str| {
+            let model = Recipe::named("gpt-124m").unwrap().with("techniques", techniques);
+            named(id).applied_to(&model).unwrap().numerics
+        };
+        assert_eq!(effect("base", "amp"), NumericEffect::Same);
+        assert_eq!(effect("ckpt", "amp"), NumericEffect::Same);
+        assert_eq!(effect("amp+ckpt", "amp"), NumericEffect::Same);
+        assert_eq!(effect("amp+ckpt", "tf32"), NumericEffect::Rounding);
+        assert_eq!(effect("amp+ckpt+adam8bit", ""), NumericEffect::Training);
+        assert_eq!(effect("half_batch", ""), NumericEffect::Training);
+    }
+
+    #[test]
+    fn base_is_named_by_what_is_set() {
+        let gpt = || Recipe::named("gpt-124m").unwrap();
+        assert_eq!(base_settings(&gpt()), "");
+        assert_eq!(base_settings(&gpt().with("steps", "9")), "");
+        assert_eq!(base_settings(&gpt().with("techniques", "tf32")), "tf32");
+        let model = gpt().with("context", "512").with("precision", "amp").with("techniques", "ckpt");
+        assert_eq!(base_settings(&model), "amp, ckpt, context=512");
+    }
+
     #[test]
     fn batches_divide_into_micro_batches() {
-        let step = |id: &str| TECHNIQUES.iter().find(|technique| technique.id == id).unwrap().batch_step();
+        let gpt = || Recipe::named("gpt-124m").unwrap();
+        let step = |id: &str| named(id).applied_to(&gpt()).unwrap().batch_step;
         assert_eq!(["base", "accum2", "accum8", "amp+ckpt+accum4", "amp+ckpt"].map(step), [1, 2, 8, 4, 1]);
+        let of_base = named("ckpt").applied_to(&gpt().with("techniques", "accum4")).unwrap().batch_step;
+        assert_eq!(of_base, 4, "micro-batches of the base");
     }
 
     #[test]
@@ -202,9 +306,9 @@ mod tests {
 
     #[test]
     fn smaller_batch_is_at_least_one() {
-        let quarter = TECHNIQUES.iter().find(|technique| technique.id == "quarter_batch").unwrap();
         let model = Recipe::named("gpt-124m").unwrap();
-        assert_eq!((model.count("batch"), quarter.applied_to(&model).count("batch")), (Some(8), Some(2)));
-        assert_eq!(quarter.applied_to(&model.with("batch", "1")).count("batch"), Some(1));
+        let quarter = |model: &Recipe| named("quarter_batch").applied_to(model).unwrap().recipe.count("batch");
+        assert_eq!((model.count("batch"), quarter(&model)), (Some(8), Some(2)));
+        assert_eq!(quarter(&model.with("batch", "1")), Some(1));
     }
 }

@@ -2,14 +2,16 @@
 //!
 //! Every technique of the [catalogue](TECHNIQUES) is tried on every model: its memory under PyTorch's allocator, native
 //! and with expandable segments, and under the driver's pool; the times of its steps; and the largest batch that fits on
-//! cards of six sizes. Memory and times are measured on the chosen device; the largest batches are computed on the
+//! cards of six sizes. A row adds its technique to what the model has; the base is the model alone. Memory and times are measured on the chosen device; the largest batches are computed on the
 //! simulated one, whose times are calibrated.
 
+mod advice;
 mod catalogue;
 mod record;
 mod trial;
 
-pub use catalogue::{BASE, PublishedFigures, TECHNIQUES, Technique};
+pub use advice::{AdvisedTechnique, NoAdvice, TechniqueAdvice, advise};
+pub use catalogue::{AppliedTechnique, BASE, PublishedFigures, TECHNIQUES, Technique, TechniqueRefusal, base_settings};
 pub use record::{CardFit, TechniqueRecord, TechniqueRow, row_id};
 pub use trial::CARDS;
 
@@ -22,7 +24,7 @@ use trial::{TechniqueTrial, ratio_of_medians};
 
 use super::trial::{TrialError, simulated_beside};
 use crate::{
-    base::{GIB, parallel_for_each},
+    base::parallel_for_each,
     device::{DeviceSpec, DeviceSpecError},
     measure::Status,
     models::Recipe,
@@ -58,7 +60,7 @@ impl TechniquesQuestion {
     /// All techniques and [`CARDS`], one after the other.
     pub fn new(models: Vec<Recipe>, device: DeviceSpec) -> Result<TechniquesQuestion, DeviceSpecError> {
         Ok(TechniquesQuestion {
-            models,
+            models: with_own_names(models),
             techniques: TECHNIQUES.iter().collect(),
             simulated: simulated_beside(&device)?,
             device,
@@ -69,6 +71,18 @@ impl TechniquesQuestion {
             stop: Arc::default(),
         })
     }
+}
+
+/// Models of one workload with different settings get names with their settings: a name is a part of a row's id.
+fn with_own_names(models: Vec<Recipe>) -> Vec<Recipe> {
+    let names: Vec<String> = models.iter().map(|model| model.name.clone()).collect();
+    let renamed = models.into_iter().map(|mut model| {
+        if names.iter().filter(|name| **name == model.name).count() > 1 {
+            model.name = model.title();
+        }
+        model
+    });
+    renamed.collect()
 }
 
 /// Tries every technique on every model that `is_wanted`. Calls `listener` with each row as soon as it is done, in any
@@ -105,7 +119,7 @@ fn row(
     base: &TechniqueTrial,
 ) -> Result<TechniqueRow, TrialError> {
     // The base was measured already; on a real device a second time would be the longest row of all.
-    let TechniqueTrial { mut record, times } =
+    let TechniqueTrial { mut record, times, applied } =
         if technique.is_base() { base.clone() } else { question.measure(model, technique)? };
     record.compare_with(&base.record);
     if let Some(ratio) = ratio_of_medians(times.settled(), base.times.settled()) {
@@ -113,14 +127,17 @@ fn row(
         (record.step_ratio_low, record.step_ratio_high) = (Some(ratio.low), Some(ratio.high));
     }
     let mut fits = Vec::new();
-    if record.status != Status::Skipped {
-        fits = question.largest_batches(model, technique, &record)?;
+    if let Some(applied) = applied.filter(|_| record.status != Status::Skipped) {
+        fits = question.largest_batches(&applied, &record)?;
         fits.iter().for_each(|fit| record.note(fit));
+        if !fits.is_empty() {
+            record.per_second_gpu = question.simulated.device_name()?;
+        }
         if let Some(fit) = fits.iter().find(|fit| Some(fit.memory_bytes) == question.confirm && fit.batch > 0) {
             record.confirmed_memory_bytes = Some(fit.memory_bytes);
             record.confirmed_batch = Some(fit.batch);
             record.confirmed_simulated_per_second = fit.per_second;
-            record.confirmed_per_second = question.confirmed(model, technique, fit, &record)?;
+            record.confirmed_per_second = question.confirmed(&applied, fit, &record)?;
         }
     }
     Ok(TechniqueRow { record, fits })
@@ -135,86 +152,77 @@ impl TechniqueRecord {
         self.reduction_percent = reduction(self.peak_allocated_bytes, base.peak_allocated_bytes);
         self.reserved_reduction_percent = reduction(self.peak_reserved_bytes, base.peak_reserved_bytes);
     }
-
-    /// Notes the largest batch of a card. Sizes other than [`CARDS`] have no column.
-    fn note(&mut self, fit: &CardFit) {
-        if !CARDS.contains(&fit.memory_bytes) {
-            return;
-        }
-        let (batch, per_second) = match fit.memory_bytes / GIB {
-            8 => (&mut self.largest_batch_8gib, &mut self.per_second_8gib),
-            12 => (&mut self.largest_batch_12gib, &mut self.per_second_12gib),
-            16 => (&mut self.largest_batch_16gib, &mut self.per_second_16gib),
-            24 => (&mut self.largest_batch_24gib, &mut self.per_second_24gib),
-            80 => (&mut self.largest_batch_80gib, &mut self.per_second_80gib),
-            _ => (&mut self.largest_batch_141gib, &mut self.per_second_141gib),
-        };
-        (*batch, *per_second) = (Some(fit.batch), fit.per_second);
-    }
-}
-
-/// The recommended technique for a card.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TechniqueAdvice<'a> {
-    /// The row of the fastest combination that fits.
-    pub best: &'a TechniqueRow,
-    /// Its largest batch.
-    pub fit: CardFit,
-    /// The largest batch without any technique; `None` where not even one sequence fits.
-    pub base: Option<CardFit>,
-}
-
-/// The technique with the most sequences per second on a card with `memory_bytes`; of equal ones the first, which is the
-/// simplest. Techniques of several ranks are left out unless nothing else fits. `None` where nothing fits.
-#[must_use]
-pub fn advise(rows: &[TechniqueRow], memory_bytes: u64) -> Option<TechniqueAdvice<'_>> {
-    let fit_of = |row: &TechniqueRow| {
-        row.fits.iter().copied().find(|fit| fit.memory_bytes == memory_bytes && fit.per_second.is_some())
-    };
-    let fitting: Vec<(&TechniqueRow, CardFit)> = rows.iter().filter_map(|row| Some((row, fit_of(row)?))).collect();
-    let fastest = |of_one_rank: bool| {
-        fitting
-            .iter()
-            .filter(|(row, _)| !of_one_rank || row.record.exchanged_bytes_per_step == 0)
-            // The first of equals: max_by would take the last.
-            .rev()
-            .max_by(|(_, a), (_, b)| a.per_second.unwrap_or(0.0).total_cmp(&b.per_second.unwrap_or(0.0)))
-    };
-    let &(best, fit) = fastest(true).or_else(|| fastest(false))?;
-    let base = fitting.iter().find(|(row, _)| row.record.technique == BASE).map(|&(_, fit)| fit);
-    Some(TechniqueAdvice { best, fit, base })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn row(technique: &str, batch: u64, per_second: f64, exchanged: u64) -> TechniqueRow {
-        let record = TechniqueRecord {
-            technique: technique.to_owned(),
-            exchanged_bytes_per_step: exchanged,
-            ..TechniqueRecord::default()
+    fn records(models: Vec<Recipe>, ids: &[&str]) -> Vec<TechniqueRecord> {
+        let question = TechniquesQuestion {
+            techniques: TECHNIQUES.iter().filter(|technique| ids.contains(&technique.id)).collect(),
+            cards: Vec::new(),
+            ..TechniquesQuestion::new(models, DeviceSpec::default()).unwrap()
         };
-        let per_second = (batch > 0).then_some(per_second);
-        TechniqueRow { record, fits: vec![CardFit { memory_bytes: 24 * GIB, batch, per_second }] }
+        let mut records = Vec::new();
+        techniques(&question, |_, _| true, |row| records.push(row.record)).unwrap();
+        records
+    }
+
+    fn model(techniques: &str) -> Recipe {
+        let small = Recipe::named("gpt-124m").unwrap().with("layers", "4").with("batch", "4");
+        if techniques.is_empty() { small } else { small.with("techniques", techniques) }
     }
 
     #[test]
-    fn fastest_that_fits_is_recommended() {
-        let rows = [row("base", 8, 20.0, 0), row("ckpt", 30, 16.0, 0), row("amp", 10, 90.0, 0), row("big", 0, 0.0, 0)];
-        let advice = advise(&rows, 24 * GIB).unwrap();
-        assert_eq!((advice.best.record.technique.as_str(), advice.fit.batch), ("amp", 10));
-        assert_eq!(advice.base.map(|fit| fit.batch), Some(8));
-        assert_eq!(advise(&rows, 80 * GIB), None);
+    fn rows_are_combined_with_the_base() {
+        let ids = ["base", "tf32", "amp", "ckpt"];
+        let [base, tf32, amp, ckpt] = records(vec![model("tf32")], &ids).try_into().unwrap();
+        assert_eq!(
+            (base.title.as_str(), ckpt.base.as_str()),
+            ("Base: tf32, layers=4, batch=4", "tf32, layers=4, batch=4")
+        );
+        assert_eq!((tf32.status, tf32.reason.as_str()), (Status::Skipped, "the base has it already"));
+        assert!(amp.step_ns < base.step_ns, "autocast on top of tf32 is faster");
+        // The combination as a base of its own.
+        let [both] = records(vec![model("tf32,ckpt")], &["base"]).try_into().unwrap();
+        assert_eq!((ckpt.step_ns, ckpt.peak_allocated_bytes), (both.step_ns, both.peak_allocated_bytes));
+        let ratio = both.step_ns.unwrap() as f64 / base.step_ns.unwrap() as f64;
+        assert!((ckpt.step_ratio.unwrap() / ratio - 1.0).abs() < 1e-6, "{:?}, not {ratio}", ckpt.step_ratio);
+        assert!((1.05..1.5).contains(&ratio), "one more forward pass: {ratio}");
     }
 
     #[test]
-    fn several_ranks_only_if_nothing_else_fits() {
-        let sharded = row("zero3", 4, 500.0, 1);
-        let rows = [row("base", 0, 0.0, 0), sharded.clone(), row("offload", 1, 1.0, 0)];
-        assert_eq!(advise(&rows, 24 * GIB).unwrap().best.record.technique, "offload");
-        let rows = [row("base", 0, 0.0, 0), sharded];
-        let advice = advise(&rows, 24 * GIB).unwrap();
-        assert_eq!((advice.best.record.technique.as_str(), advice.base), ("zero3", None));
+    fn conflicts_are_said_in_the_row() {
+        let rows = records(vec![model("amp")], &["base", "fp16", "bf16_model"]);
+        let reasons: Vec<&str> = rows.iter().map(|row| row.reason.as_str()).collect();
+        assert_eq!(reasons[0], "");
+        assert_eq!(reasons[1], "workload 'gpt-124m': 'amp' and 'fp16' contradict: only one of them can be set");
+        assert_eq!(rows[2].status, Status::Skipped);
+        assert_eq!(rows[2].numerics, None);
+    }
+
+    #[test]
+    fn micro_batches_of_the_base_divide_every_batch() {
+        let question = TechniquesQuestion {
+            techniques: TECHNIQUES.iter().filter(|technique| technique.id == "ckpt").collect(),
+            cards: vec![CARDS[0]],
+            ..TechniquesQuestion::new(vec![model("accum4")], DeviceSpec::default()).unwrap()
+        };
+        let mut rows = Vec::new();
+        techniques(&question, |_, _| true, |row| rows.push(row)).unwrap();
+        let batch = rows[0].record.largest_batch_8gib.unwrap();
+        assert!(batch > 0 && batch.is_multiple_of(4), "{batch}");
+        assert_eq!(rows[0].record.per_second_gpu, "NVIDIA H200 (simulated)");
+    }
+
+    #[test]
+    fn models_of_one_workload_have_own_rows() {
+        let rows = records(vec![model(""), model("tf32")], &["base"]);
+        let models: Vec<&str> = rows.iter().map(|row| row.model.as_str()).collect();
+        assert_eq!(models, ["gpt-124m[layers=4;batch=4]", "gpt-124m[layers=4;batch=4;techniques=tf32]"]);
+        let other = Recipe::named("resnet-50").unwrap();
+        let names = with_own_names(vec![model(""), other]);
+        assert_eq!(names.iter().map(|model| model.name.as_str()).collect::<Vec<_>>(), ["gpt-124m", "resnet-50"]);
     }
 }

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{device::DeviceClock, measure::Status};
+use super::CARDS;
+use crate::{base::GIB, device::DeviceClock, measure::Status, models::NumericEffect};
 
 /// The id of the row of a model and a technique.
 #[must_use]
@@ -22,6 +23,11 @@ pub struct TechniqueRecord {
     pub technique: String,
     /// [`Technique::title`](super::Technique::title).
     pub title: String,
+    /// What the base of the model has, separated by commas: techniques and parameters beyond the workload's file. Every row
+    /// has them, too. Empty for the file as it is.
+    pub base: String,
+    /// What the technique does to the numbers of the base's training.
+    pub numerics: Option<NumericEffect>,
     /// Where memory and times were measured.
     pub device: String,
     /// The clock of the times.
@@ -81,7 +87,8 @@ pub struct TechniqueRecord {
 
     /// The largest batch that fits in 8 GiB, by simulation; 0 where not even one sequence does.
     pub largest_batch_8gib: Option<u64>,
-    /// Sequences a second with that batch, by simulation, the exchange included.
+    /// Sequences per second with that batch, by simulation, the exchange included: the speed of `per_second_gpu` with that
+    /// memory.
     pub per_second_8gib: Option<f64>,
     /// The same in 12 GiB.
     pub largest_batch_12gib: Option<u64>,
@@ -103,6 +110,8 @@ pub struct TechniqueRecord {
     pub largest_batch_141gib: Option<u64>,
     /// The same in 141 GiB.
     pub per_second_141gib: Option<f64>,
+    /// The GPU whose speed the columns `per_second_*` show. Cards of those sizes have other speeds.
+    pub per_second_gpu: String,
     /// The memory of the card whose largest batch was run on the device, too.
     pub confirmed_memory_bytes: Option<u64>,
     /// That batch.
@@ -139,4 +148,43 @@ pub struct TechniqueRow {
     pub record: TechniqueRecord,
     /// In the order of the cards in the question.
     pub fits: Vec<CardFit>,
+}
+
+impl From<TechniqueRecord> for TechniqueRow {
+    /// A row that was read from a file: it has the fits of [`CARDS`].
+    fn from(record: TechniqueRecord) -> TechniqueRow {
+        let fit = |memory_bytes| {
+            let (batch, per_second) = record.columns_of(memory_bytes)?;
+            Some(CardFit { memory_bytes, batch: batch?, per_second })
+        };
+        TechniqueRow { fits: CARDS.into_iter().filter_map(fit).collect(), record }
+    }
+}
+
+impl TechniqueRecord {
+    /// Notes the largest batch of a card. Sizes other than [`CARDS`] have no column.
+    pub(super) fn note(&mut self, fit: &CardFit) {
+        if let Some((batch, per_second)) = self.columns_of_mut(fit.memory_bytes) {
+            (*batch, *per_second) = (Some(fit.batch), fit.per_second);
+        }
+    }
+
+    /// Largest batch and speed on a card.
+    fn columns_of(&self, memory_bytes: u64) -> Option<(Option<u64>, Option<f64>)> {
+        self.clone().columns_of_mut(memory_bytes).map(|(batch, per_second)| (*batch, *per_second))
+    }
+
+    fn columns_of_mut(&mut self, memory_bytes: u64) -> Option<(&mut Option<u64>, &mut Option<f64>)> {
+        if !CARDS.contains(&memory_bytes) {
+            return None;
+        }
+        Some(match memory_bytes / GIB {
+            8 => (&mut self.largest_batch_8gib, &mut self.per_second_8gib),
+            12 => (&mut self.largest_batch_12gib, &mut self.per_second_12gib),
+            16 => (&mut self.largest_batch_16gib, &mut self.per_second_16gib),
+            24 => (&mut self.largest_batch_24gib, &mut self.per_second_24gib),
+            80 => (&mut self.largest_batch_80gib, &mut self.per_second_80gib),
+            _ => (&mut self.largest_batch_141gib, &mut self.per_second_141gib),
+        })
+    }
 }

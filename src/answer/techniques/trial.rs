@@ -4,7 +4,7 @@
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::{CardFit, Technique, TechniqueRecord, TechniquesQuestion};
+use super::{AppliedTechnique, CardFit, Technique, TechniqueRecord, TechniquesQuestion, base_settings};
 use crate::{
     answer::{
         threshold::{LargestQuestion, largest},
@@ -35,16 +35,21 @@ const MOST_BATCH: u64 = 4096;
 pub(super) struct TechniqueTrial {
     pub(super) record: TechniqueRecord,
     pub(super) times: StepTimes,
+    /// What was measured; `None` where the technique does not apply.
+    pub(super) applied: Option<AppliedTechnique>,
 }
 
 impl TechniquesQuestion {
     /// Measures memory and time. A technique that does not apply is noted in the record.
     pub(super) fn measure(&self, model: &Recipe, technique: &Technique) -> Result<TechniqueTrial, TrialError> {
+        let base = base_settings(model);
+        let has_own_base = technique.is_base() && !base.is_empty();
         let mut record = TechniqueRecord {
             schema: SCHEMA,
             model: model.name.clone(),
             technique: technique.id.to_owned(),
-            title: technique.title.to_owned(),
+            title: if has_own_base { format!("Base: {base}") } else { technique.title.to_owned() },
+            base,
             device: self.device.to_string(),
             batch: technique.batch(model),
             published_memory: technique.published.map_or("", |said| said.memory).to_owned(),
@@ -52,15 +57,16 @@ impl TechniquesQuestion {
             best_use: technique.best_use.to_owned(),
             ..TechniqueRecord::default()
         };
-        let recipe = technique.applied_to(model);
-        let workload = match recipe.clone().with("steps", STEPS_FOR_MEMORY).workload() {
-            Ok(workload) => workload,
+        let applied = match technique.applied_to(model) {
+            Ok(applied) => applied,
             Err(refusal) => {
                 record.status = Status::Skipped;
                 record.reason = refusal.to_string();
-                return Ok(TechniqueTrial { record, times: StepTimes::default() });
+                return Ok(TechniqueTrial { record, times: StepTimes::default(), applied: None });
             }
         };
+        record.numerics = Some(applied.numerics);
+        let workload = applied.recipe.clone().with("steps", STEPS_FOR_MEMORY).workload().map_err(Box::new)?;
         let caching = self.memory(&workload, CACHING, &self.device)?;
         record.clock = caching.clock;
         record.status = caching.status;
@@ -74,7 +80,7 @@ impl TechniquesQuestion {
             record.expandable_peak_device_used_bytes = expandable.peak_device_used_bytes;
             record.async_peak_reserved_bytes = Some(pool.peak_reserved_bytes);
             record.async_peak_device_used_bytes = pool.peak_device_used_bytes;
-            times = self.times(&recipe, &self.device, None)?;
+            times = self.times(&applied.recipe, &self.device, None)?;
             record.step_ns = times.median().map(|step| step.0);
         } else if caching.status == Status::Oom {
             record.reason =
@@ -82,19 +88,18 @@ impl TechniquesQuestion {
         }
         record.exchanged_bytes_per_step = exchanged_bytes_per_step(&workload)?;
         record.modelled_exchange_ns = exchange_time(record.exchanged_bytes_per_step, self.link_bytes_per_second).0;
-        Ok(TechniqueTrial { record, times })
+        Ok(TechniqueTrial { record, times, applied: Some(applied) })
     }
 
     /// The largest batch that fits on each card, and its speed.
     pub(super) fn largest_batches(
         &self,
-        model: &Recipe,
-        technique: &Technique,
+        applied: &AppliedTechnique,
         record: &TechniqueRecord,
     ) -> Result<Vec<CardFit>, TrialError> {
-        let recipe = technique.applied_to(model).with("steps", STEPS_FOR_MEMORY);
+        let recipe = applied.recipe.clone().with("steps", STEPS_FOR_MEMORY);
         let (strategy, exchange_ns) = (StrategySpec::from(CACHING), record.modelled_exchange_ns);
-        let step = technique.batch_step();
+        let step = applied.batch_step;
         // The same guess for any list of cards: where memory does not grow evenly, the answer depends on it.
         let known = match record.peak_reserved_bytes {
             Some(reserved) if !self.cards.is_empty() => {
@@ -131,12 +136,11 @@ impl TechniquesQuestion {
     /// card.
     pub(super) fn confirmed(
         &self,
-        model: &Recipe,
-        technique: &Technique,
+        applied: &AppliedTechnique,
         fit: &CardFit,
         record: &TechniqueRecord,
     ) -> Result<Option<f64>, TrialError> {
-        let recipe = technique.applied_to(model).with("batch", &fit.batch.to_string());
+        let recipe = applied.recipe.clone().with("batch", &fit.batch.to_string());
         let step = self.times(&recipe, &self.device, Some(fit.memory_bytes))?.median();
         Ok(step.map(|step| per_second_of(fit.batch, step, record.modelled_exchange_ns)))
     }

@@ -130,6 +130,7 @@ fn select(args: &Args, suites: &[SuiteFile], device: &DeviceSpec) -> Result<Vec<
             "none of the {all} cases passes the filters; `oomph run --list` shows their ids"
         )));
     }
+    cases.iter().flat_map(|case| case.origin.notes()).for_each(|note| output::complain_once(&note));
     Ok(cases)
 }
 

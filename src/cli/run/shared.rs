@@ -242,10 +242,11 @@ pub struct ResultFolder<T> {
 
 impl<T: FolderRecord> ResultFolder<T> {
     /// The folder of `oomph COMMAND --output DIR` or `--resume DIR`.
-    pub fn of_command(command: &str, place: &Path, device: &DeviceSpec, resumes: bool) -> Result<Self, CommandError> {
+    pub fn of_command(place: &Path, device: &DeviceSpec, resumes: bool) -> Result<Self, CommandError> {
         let environment = environment::describe(device, 0)?;
         let records = RecordFolder::open(place, &environment, resumes).map_err(CommandError::usage)?;
-        let resume_command = format!("oomph {command} --resume {}", place.display());
+        let words: Vec<String> = environment::arguments().collect();
+        let resume_command = continued(&words, None, place);
         Ok(ResultFolder { place: place.to_owned(), records, resume_command })
     }
 }
@@ -267,6 +268,11 @@ impl<T: FolderRecord> RecordCollector<T> {
         let known = |id: &&String| folder.as_ref().is_some_and(|folder| folder.records.has(id));
         let bar = progress::of_cases(ids.len(), ids.iter().filter(known).count());
         Ok(RecordCollector { ids, folder, bar, stop, written: Ok(()) })
+    }
+
+    /// The records of earlier parts of the test.
+    pub fn earlier(&self) -> &[T] {
+        self.folder.as_ref().map_or(&[], |folder| folder.records.rows())
     }
 
     /// The flag that ends the test.

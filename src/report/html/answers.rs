@@ -3,7 +3,11 @@
 use std::fmt::Write as _;
 
 use super::{
-    super::{render::counted, thresholds::status_words},
+    super::{
+        render::counted,
+        techniques::{changed_numerics, numerics},
+        thresholds::status_words,
+    },
     element::{BarPart, Cell, HtmlTable, PageSection, code, escape, no_case, stacked},
     overview::tally,
     page_context::PageContext,
@@ -89,6 +93,7 @@ pub(super) fn techniques(context: &PageContext<'_>) -> Option<PageSection> {
     let table = HtmlTable::of(&rows)
         .words("model", "model", |row| Cell::name(&row.model))
         .words("technique", "technique", |row| title(row))
+        .words("numerics", "numerics", |row| Cell::text(numerics(row)))
         .words("saved: published range, measured dot", "range", |row| range(row))
         .numbers("saved", "reduction_percent", |row| saved(row))
         .words("published", "published_memory", |row| Cell::text(&row.published_memory))
@@ -101,7 +106,8 @@ pub(super) fn techniques(context: &PageContext<'_>) -> Option<PageSection> {
     let body = format!(
         "<ul class=\"legend\" aria-label=\"Parts of the bars\"><li><i class=\"published\"></i>published range</li><li><i \
          class=\"dot\"></i>measured here</li></ul>\n{}<p class=\"note\">The axis goes from -20 % to 100 % of the base's \
-         peak allocated memory. Published figures are from articles.</p>\n",
+         peak allocated memory. Published figures are from articles. Numerics: what the technique does to the numbers of \
+         the base's training.</p>\n",
         table.html("Memory-saving techniques", no_case)
     );
     Some(PageSection { id: "techniques", subject: "Techniques", finding: technique_finding(&rows), body })
@@ -110,7 +116,7 @@ pub(super) fn techniques(context: &PageContext<'_>) -> Option<PageSection> {
 fn technique_finding(rows: &[&TechniqueRecord]) -> String {
     let best = rows.iter().filter_map(|row| Some((row.reduction_percent?, row))).max_by(|a, b| a.0.total_cmp(&b.0));
     let lead = best.map_or_else(String::new, |(saved, row)| {
-        format!("{} saves {saved:.0} % on {}", escape(&row.title), escape(&row.model))
+        format!("{} saves {saved:.0} % on {}{}", escape(&row.title), escape(&row.model), changed_numerics(row))
     });
     let judged: Vec<bool> = rows
         .iter()

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::{
-    super::{command_line, render::counted},
+    super::{command_line, render::counted, techniques::changed_numerics},
     element::{Cell, HtmlTable, PageSection, code, escape, listed, no_case},
     page_context::{CollectedRuns, PageContext, PageRun, fastest, least, moment, most, out_of_memory},
 };
@@ -165,8 +165,12 @@ fn techniques(context: &PageContext<'_>) -> Option<Card> {
     let saved = rows.iter().filter_map(|row| Some((row.reduction_percent?, row)));
     let (percent, row) = saved.max_by(|a, b| a.0.total_cmp(&b.0))?;
     let time = row.step_ratio.map_or_else(String::new, |ratio| format!(" and a step takes {ratio:.2} times as long"));
-    let answer =
-        format!("<p>{} saves the most: {percent:.0} % on {}{time}.</p>", escape(&row.title), escape(&row.model));
+    let answer = format!(
+        "<p>{} saves the most: {percent:.0} % on {}{time}{}.</p>",
+        escape(&row.title),
+        escape(&row.model),
+        changed_numerics(row)
+    );
     Some(("Which technique saves the most?", answer))
 }
 

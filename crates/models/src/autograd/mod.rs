@@ -9,7 +9,8 @@
 //! From low to high: `graph` (types), `machine`, `saving` and `backward` (autograd), `weights` and `optimizer`, `layers`
 //! (operators), `models` (architectures), `trainer` (what a training program does), `faults` (programs that do it wrong).
 //! A new operator is a method in `layers` and a variant of [`graph::GraphOperation`]; a new architecture implements
-//! [`machine::ModelArchitecture`] in `models`; a new technique is a word in `techniques` and the code that reads it.
+//! [`machine::ModelArchitecture`] in `models`; a new technique is a word in `techniques`,
+//! its effect in `numerics` and the code that reads it.
 
 mod backward;
 mod faults;
@@ -17,6 +18,7 @@ mod graph;
 mod layers;
 mod machine;
 mod models;
+mod numerics;
 mod optimizer;
 mod plan;
 #[cfg(test)]
@@ -28,3 +30,5 @@ mod weights;
 
 pub(crate) use faults::FAULTY_TRAINING;
 pub(crate) use models::{resnet::RESNET, serving::SERVING, transformer::TRANSFORMER};
+pub use numerics::NumericEffect;
+pub(crate) use techniques::{TECHNIQUES, TechniqueWords};

@@ -1,7 +1,8 @@
 //! Number formats and memory-saving techniques, by the words that name them.
 //!
 //! A word sets a part of [`Techniques`], which layers, optimizer and training loop read. Words combine freely. Words that
-//! contradict each other and unknown words are errors.
+//! contradict each other and unknown words are errors. Every technique has one name, its word in `techniques`; older names
+//! are read by [`TechniqueWords`].
 
 use crate::{Parameter, Parameters, WorkloadError};
 use oomph_base::Dtype;
@@ -10,15 +11,23 @@ pub(crate) const TECHNIQUES: Parameter = Parameter::words(
     "techniques",
     "amp,ckpt",
     "",
-    "memory-saving techniques: amp, fp16, bf16_model, master_weights, tf32, ckpt, ckpt2, accum2, accum4, accum8, \
+    "memory-saving techniques: amp, fp16, bf16_model, bf16_master, tf32, ckpt, ckpt2, accum2, accum4, accum8, \
      offload, offload_optimizer, offload_params, offload_component, inplace, zero_fill, empty_cache[:n|forward|backward|\
      step|phase], gc[:n], sgd, adam8bit, chunked_loss[:n], lora[:rank], ddp[:n], zero1:n, zero2:n, zero3:n, \
      tensor_parallel:n, pipeline:n",
 );
-pub(crate) const PRECISION: Parameter =
-    Parameter::choice("precision", &["fp32", "tf32", "amp", "fp16", "bf16_model"], "fp32", "number formats");
+/// An older name of the words for number formats.
+pub(crate) const PRECISION: Parameter = Parameter::alias(
+    "precision",
+    (TECHNIQUES.name, &["fp32", "tf32", "amp", "fp16", "bf16_model", "bf16_master"]),
+    "fp32",
+    "number formats",
+);
+/// An older name of the words for optimizers.
 pub(crate) const OPTIMIZER: Parameter =
-    Parameter::choice("optimizer", &["adamw", "sgd", "adam8bit"], "adamw", "optimizer");
+    Parameter::alias("optimizer", (TECHNIQUES.name, &["adamw", "sgd", "adam8bit"]), "adamw", "optimizer");
+/// An older name: `bf16_model,master_weights` is now `bf16_master`.
+const MASTER_WEIGHTS: &str = "master_weights";
 
 /// Every word, from the parameter's help; `accum` and `ckpt` can be followed by any number.
 fn known_words() -> Vec<&'static str> {
@@ -190,21 +199,13 @@ impl Default for Techniques {
 }
 
 impl Techniques {
-    /// Reads precision, optimizer and the list of words.
+    /// Reads the list of words, older names included.
     pub(crate) fn read(parameters: &Parameters<'_>) -> Result<(Precision, Techniques), WorkloadError> {
         let mut reading = TechniqueParser::default();
-        for name in [parameters.choice(PRECISION.name)?, parameters.choice(OPTIMIZER.name)?] {
-            if !["fp32", "adamw"].contains(&name) {
-                reading.word(name).map_err(|reason| parameters.refuse(reason))?;
-            }
-        }
-        for word in parameters.words(TECHNIQUES.name)? {
-            let name = word.split(':').next().unwrap_or_default();
-            let is_counted = ["accum", "ckpt"]
-                .iter()
-                .any(|stem| name.strip_prefix(stem).is_some_and(|count| count.parse::<u32>().is_ok()));
+        for word in TechniqueWords::read(parameters)?.words {
+            let name = name_of(&word);
             let known = known_words();
-            if !is_counted && !known.contains(&name) {
+            if stem_of(name) == name && !known.contains(&name) {
                 return Err(parameters.refuse_word(TECHNIQUES.name, name, &known));
             }
             reading.word(&word).map_err(|reason| parameters.refuse(reason))?;
@@ -214,9 +215,66 @@ impl Techniques {
     }
 }
 
+/// A word without its argument.
+pub(crate) fn name_of(word: &str) -> &str {
+    word.split(':').next().unwrap_or_default()
+}
+
+/// The technique of a word: `accum4` is `accum`, and `ckpt2` is `ckpt`.
+pub(crate) fn stem_of(name: &str) -> &str {
+    let is_counted = |stem: &&str| name.strip_prefix(*stem).is_some_and(|count| count.parse::<u32>().is_ok());
+    ["accum", "ckpt"].into_iter().find(is_counted).unwrap_or(name)
+}
+
+/// The words of all techniques that a workload sets, older names replaced.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct TechniqueWords {
+    pub(crate) words: Vec<String>,
+    /// A sentence per older name, with the name to use.
+    pub(crate) notes: Vec<String>,
+}
+
+impl TechniqueWords {
+    /// Reads `techniques`, and the older `precision` and `optimizer`. Whether the words are right is checked later.
+    pub(crate) fn read(parameters: &Parameters<'_>) -> Result<TechniqueWords, WorkloadError> {
+        if !parameters.declares(TECHNIQUES.name) {
+            return Ok(TechniqueWords::default());
+        }
+        let mut read = TechniqueWords::default();
+        let listed = parameters.words(TECHNIQUES.name)?;
+        for alias in parameters.aliases()? {
+            let word = alias.word;
+            if word != alias.default {
+                read.note(&format!("{}={word}", alias.name), word);
+                read.words.push(word.to_owned());
+            } else if let Some(other) = listed.iter().find(|other| alias.words.contains(&name_of(other))) {
+                // The default has no word in the list: any word of its kind contradicts it.
+                let reason = format!("'{}={word}' and '{other}' contradict: only one of them can be set", alias.name);
+                return Err(parameters.refuse(reason));
+            }
+        }
+        read.words.extend(listed);
+        if let Some(place) = read.words.iter().position(|word| word == MASTER_WEIGHTS) {
+            let Some(model) = read.words.iter().position(|word| word == "bf16_model") else {
+                let reason = "'master_weights' is an older name: write techniques=bf16_master for a 16-bit model with \
+                              32-bit master weights";
+                return Err(parameters.refuse(reason));
+            };
+            read.words[model] = "bf16_master".to_owned();
+            read.words.remove(place);
+            read.note("techniques=bf16_model,master_weights", "bf16_master");
+        }
+        Ok(read)
+    }
+
+    fn note(&mut self, older: &str, word: &str) {
+        self.notes.push(format!("'{older}' is an older name; write {}={word}", TECHNIQUES.name));
+    }
+}
+
 /// Words of which only one can be given.
 const EXCLUSIVE: [&[&str]; 3] =
-    [&["amp", "fp16", "bf16_model"], &["sgd", "adam8bit"], &["ddp", "zero1", "zero2", "zero3"]];
+    [&["amp", "fp16", "bf16_model", "bf16_master"], &["sgd", "adam8bit"], &["ddp", "zero1", "zero2", "zero3"]];
 
 /// The techniques read so far, and the words that set them.
 #[derive(Default)]
@@ -227,20 +285,19 @@ struct TechniqueParser {
 
 impl TechniqueParser {
     fn has(&self, word: &str) -> bool {
-        self.seen.iter().any(|seen| seen == word)
+        self.seen.iter().any(|seen| name_of(seen) == word)
     }
 
     fn word(&mut self, word: &str) -> Result<(), String> {
         let (name, argument) = word.split_once(':').map_or((word, None), |(name, argument)| (name, Some(argument)));
-        let stem = ["accum", "ckpt"].into_iter().find(|stem| name.starts_with(stem)).unwrap_or(name);
-        if self.has(stem) {
-            return Err(format!("technique '{stem}' is given twice"));
-        }
         let group = EXCLUSIVE.into_iter().find(|group| group.contains(&name)).unwrap_or_default();
-        if let Some(earlier) = group.iter().find(|earlier| self.has(earlier)) {
-            return Err(format!("'{earlier}' and '{name}' contradict: only one of them can be set"));
+        let is_same = |seen: &str| stem_of(seen) == stem_of(name) || group.contains(&seen);
+        match self.seen.iter().find(|seen| is_same(name_of(seen))) {
+            Some(earlier) if earlier == word => return Err(format!("technique '{word}' is given twice")),
+            Some(earlier) => return Err(format!("'{earlier}' and '{word}' contradict: only one of them can be set")),
+            None => {}
         }
-        self.seen.push(stem.to_owned());
+        self.seen.push(word.to_owned());
         let techniques = &mut self.techniques;
         match name {
             "sgd" => techniques.optimizer = Optimizer::Sgd,
@@ -295,11 +352,9 @@ impl TechniqueParser {
         if techniques.pipeline_stages > 1 && techniques.loss_chunks.is_some() {
             return clash("pipeline", "chunked_loss", "the first stage, which is shown, has no loss");
         }
-        if self.has("master_weights") && !self.has("bf16_model") {
-            return Err("'master_weights' belong to 'bf16_model': other weights are single precision".to_owned());
-        }
         Ok(match self.seen.iter().find(|word| EXCLUSIVE[0].contains(&word.as_str())).map(String::as_str) {
-            Some("bf16_model") => Precision::HalfModel { master_weights: self.has("master_weights") },
+            Some("bf16_model") => Precision::HalfModel { master_weights: false },
+            Some("bf16_master") => Precision::HalfModel { master_weights: true },
             Some("amp") => Precision::Autocast(HalfFormat::Brain),
             Some(_) => Precision::Autocast(HalfFormat::Ieee),
             None => Precision::Single { tf32: self.has("tf32") },
@@ -333,6 +388,7 @@ fn empty_cache(argument: Option<&str>) -> Result<EmptyCache, String> {
 #[cfg(test)]
 mod tests {
     use crate::Recipe;
+    use oomph_trace::Trace;
 
     fn refusal(techniques: &str) -> String {
         let recipe = Recipe::named("gpt-124m").unwrap().with("techniques", techniques);
@@ -344,7 +400,6 @@ mod tests {
         for word in super::known_words() {
             let needs_ranks = ["zero1", "zero2", "zero3", "tensor_parallel", "pipeline"].contains(&word);
             let word = if needs_ranks { format!("{word}:4") } else { word.to_owned() };
-            let word = if word == "master_weights" { "bf16_model,master_weights".to_owned() } else { word };
             let recipe = Recipe::named("gpt-124m").unwrap().with("techniques", &word);
             assert!(recipe.workload().is_ok(), "{word}: {:?}", recipe.workload().err());
         }
@@ -369,10 +424,16 @@ mod tests {
         for (techniques, reason) in [
             ("sgd,adam8bit", "'sgd' and 'adam8bit' contradict: only one of them can be set"),
             ("amp,bf16_model", "'amp' and 'bf16_model' contradict: only one of them can be set"),
-            ("ddp,zero2:4", "'ddp' and 'zero2' contradict: only one of them can be set"),
+            ("bf16_model,bf16_master", "'bf16_model' and 'bf16_master' contradict: only one of them can be set"),
+            ("ddp,zero2:4", "'ddp' and 'zero2:4' contradict: only one of them can be set"),
+            ("zero2:2,zero2:4", "'zero2:2' and 'zero2:4' contradict: only one of them can be set"),
             ("sgd,offload_optimizer", "'sgd' and 'offload_optimizer' contradict: plain SGD has no state to offload"),
-            ("ckpt,ckpt2", "technique 'ckpt' is given twice"),
-            ("master_weights", "'master_weights' belong to 'bf16_model': other weights are single precision"),
+            ("ckpt,ckpt2", "'ckpt' and 'ckpt2' contradict: only one of them can be set"),
+            ("accum4,accum4", "technique 'accum4' is given twice"),
+            (
+                "master_weights",
+                "'master_weights' is an older name: write techniques=bf16_master for a 16-bit model with 32-bit master weights",
+            ),
             ("inplace:2", "technique 'inplace' takes no argument"),
             ("zero3", "'zero3' takes a whole number from 2 to 65535"),
             ("tensor_parallel:5", "5 ranks of tensor_parallel do not divide 12 heads"),
@@ -400,8 +461,39 @@ mod tests {
         let error = with("precision", "fp8", "").err().unwrap().to_string();
         assert_eq!(
             error,
-            "parameter precision=fp8: 'precision' takes one of fp32, tf32, amp, fp16, bf16_model, not the text 'fp8'"
+            "parameter precision=fp8: 'precision' takes one of fp32, tf32, amp, fp16, bf16_model, bf16_master, not the text \
+             'fp8'"
         );
+        let error = with("precision", "fp32", "ckpt,amp").err().unwrap().to_string();
+        assert_eq!(error, "workload 'gpt-124m': 'precision=fp32' and 'amp' contradict: only one of them can be set");
+        assert!(with("optimizer", "adamw", "amp").is_ok(), "a default contradicts its own kind only");
+    }
+
+    #[test]
+    fn older_names_have_the_same_meaning_and_a_note() {
+        let gpt = || Recipe::named("gpt-124m").unwrap();
+        for (older, words, note) in [
+            (gpt().with("precision", "amp"), "amp", "'precision=amp' is an older name; write techniques=amp"),
+            (gpt().with("optimizer", "sgd"), "sgd", "'optimizer=sgd' is an older name; write techniques=sgd"),
+            (
+                gpt().with("techniques", "bf16_model,ckpt,master_weights"),
+                "bf16_master,ckpt",
+                "'techniques=bf16_model,master_weights' is an older name; write techniques=bf16_master",
+            ),
+        ] {
+            assert_eq!(
+                (older.technique_words().unwrap().join(","), older.notes()),
+                (words.to_owned(), vec![note.to_owned()])
+            );
+            let newer = gpt().with("techniques", words);
+            assert!(newer.notes().is_empty());
+            let events =
+                |recipe: &Recipe| Trace::read(&recipe.clone().with("steps", "2").workload().unwrap()).unwrap().events;
+            assert!(events(&older) == events(&newer), "{words}");
+        }
+        assert!(gpt().with("precision", "fp32").notes().is_empty(), "a default needs no word");
+        let serving = Recipe::named("llm-serve").unwrap();
+        assert!(serving.with("precision", "fp32").notes().is_empty(), "the parameter of another generator");
     }
 
     #[test]

@@ -98,7 +98,8 @@ fn read_plan(parameters: &Parameters<'_>) -> Result<TrainingPlan, WorkloadError>
         (techniques.tensor_ranks > 1, "tensor_parallel"),
         (techniques.pipeline_stages > 1, "pipeline"),
         (matches!(techniques.data_parallel, DataParallel::Sharded { stage: 3, .. }), "zero3"),
-        (matches!(precision, Precision::HalfModel { .. }), "bf16_model"),
+        (precision == Precision::HalfModel { master_weights: false }, "bf16_model"),
+        (precision == Precision::HalfModel { master_weights: true }, "bf16_master"),
         (precision.scales_loss(), "fp16"),
     ] {
         if is_set {

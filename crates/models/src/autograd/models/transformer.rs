@@ -357,7 +357,7 @@ mod tests {
         for (less, more) in [
             ("amp", ""),
             ("bf16_model", "amp"),
-            ("bf16_model", "bf16_model,master_weights"),
+            ("bf16_model", "bf16_master"),
             ("ckpt", "ckpt2"),
             ("ckpt2", ""),
             ("amp,ckpt", "ckpt"),
