@@ -121,13 +121,14 @@ pub fn technique_advice(advice: &TechniqueAdvice<'_>, memory_bytes: u64) -> Stri
     let first = &advice.first.row.record;
     let alone =
         if first.base.is_empty() { "without any technique".to_owned() } else { format!("{} alone", first.base) };
-    let is_base = first.technique == BASE;
-    let mut words = if is_base {
-        format!(
-            "On a card of {}, no technique is needed: {alone}, {}.",
-            Bytes(memory_bytes),
-            fits(&advice.first, advice.batch)
-        )
+    let mut words = if first.technique == BASE {
+        let verdict = match advice.first.fit.batch < advice.batch {
+            true => {
+                format!("none of these techniques keeps both the numerics and the model's batch of {}", advice.batch)
+            }
+            false => "no technique is needed".to_owned(),
+        };
+        format!("On a card of {}, {verdict}: {alone}, {}.", Bytes(memory_bytes), fits(&advice.first, advice.batch))
     } else {
         let base = match advice.base {
             Some(CardFit { batch, per_second, .. }) => format!("{alone}, batch {batch} fits{}", speed(per_second)),
@@ -388,10 +389,14 @@ mod tests {
         assert_eq!(
             words(&rows[..1]),
             format!(
-                "On a card of 40.0 GiB, no technique is needed: amp alone, batch 4 fits (less than the model's 8, which can \
-                 change the training result), 20.0 samples/s. {speed}"
+                "On a card of 40.0 GiB, none of these techniques keeps both the numerics and the model's batch of 8: amp \
+                 alone, batch 4 fits (less than the model's 8, which can change the training result), 20.0 samples/s. {speed}"
             )
         );
+        rows[0].fits[0].batch = 9;
+        let enough = words(&rows[..1]);
+        assert!(enough.contains("no technique is needed: amp alone, batch 9 fits, 20.0 samples/s."), "{enough}");
+        rows[0].fits[0].batch = 4;
         assert!(words(&rows).contains("use `ckpt` with amp (Title), which keeps the numerics"), "{}", words(&rows));
         let table = [rows[0].record.clone()].text(Medium::PIPE);
         for part in ["base: amp", "H200 samples/s", "another GPU of that size has its own speed"] {
