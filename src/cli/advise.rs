@@ -6,7 +6,8 @@ use anyhow::anyhow;
 
 use super::{
     exit::{self, CommandError, CommandResult, StopPolicy},
-    options::{DeviceOptions, Format},
+    options::{DeviceChoice, Format},
+    output,
     progress::Stages,
     ranks,
     source::{SourceSettings, supported_settings},
@@ -17,8 +18,8 @@ use crate::{
         ranks::RankRow,
         threshold::ThresholdError,
     },
-    base::{Bytes, Progress},
-    device::DeviceSpec,
+    base::{Bytes, MemoryLimit, Progress},
+    device::{Card, DeviceSpec},
     measure::SCHEMA,
     replay::verify::Verdict,
     report::AdviceReport,
@@ -39,15 +40,16 @@ use crate::{
 #[command(after_help = "\
 Examples:
   oomph advise snapshot.pickle
-  oomph advise snapshot.pickle --memory 24GiB             my card: what fits on it?
-  oomph advise snapshot.pickle --limit 6GiB               as with set_per_process_memory_fraction
+  oomph advise snapshot.pickle --card 24GiB               my card: what fits on it?
+  oomph advise snapshot.pickle --limit 0.04               as with set_per_process_memory_fraction(0.04)
+  oomph advise snapshot.pickle --limit 6GiB               the same as a size
   oomph advise variable-length --set batch=8              a workload by name
   oomph advise *.pickle --format json                     each on its own
   oomph advise snapshots/                                 all ranks of a distributed program
 
 From an OOM to the line to paste: record the program on a card where it runs, or up to the OOM (`oomph record` prints the
 Python lines), and run `oomph advise` on the file. A recording that ends with an OOM shows how much memory there was, so
-neither --memory nor --limit is needed. What the program would have done next is not in it. If the program's own memory
+neither --card nor --limit is needed. What the program would have done next is not in it. If the program's own memory
 fraction refused the request, the answer says so first. The fraction is not in the file; the answer names the range in
 which it is, or the only round fraction in that range, and says from which limit on a setting helps. A recording without a
 history of requests cannot be judged (exit code 109).
@@ -58,9 +60,13 @@ recording must succeed too.
 
 `Reserved, no limit` is what PyTorch reserves if nothing limits it; compare it with torch.cuda.max_memory_reserved.
 `Smallest limit` is the least memory in which the recording completes: PyTorch then releases cached memory and tries again.
-`Smallest device` adds the driver's context and the libraries. With --memory the driver refuses more, as a card of that size does; otherwise the
-allocator's own limit does, as in `oomph threshold`. `Driver time` is the simulated time of all driver calls of the
-recording: in that memory with --memory or --limit, otherwise on the whole device.
+`Smallest device` adds the driver's context and the libraries. With --card the driver refuses more, as a card of that
+size does; otherwise the allocator's own limit does, as in `oomph threshold`. With both, the smaller one decides. `Driver
+time` is the simulated time of all driver calls of the recording: in that memory with --card or --limit, otherwise on the
+whole device.
+
+--limit is the limit of the recorded program if the model then repeats the recording, as in `oomph verify --limit`.
+Otherwise a note says so, and the answer is for the same program under that limit.
 
 A folder, or a pattern in quotes ('run-*.pickle'), is one recording per rank. The answer shows the rank that needs most in
 full, then one line per rank, the spread, and the outliers (further from the median than 3.5 times the usual distance, and
@@ -76,18 +82,19 @@ pub struct Args {
     /// folder with one per rank.
     #[arg(value_name = "SNAPSHOT", required = true)]
     sources: Vec<String>,
-    /// The memory of the card, context and libraries included.
-    #[arg(long, value_name = "SIZE", conflicts_with = "limit")]
-    memory: Option<Bytes>,
-    /// What the program may reserve: PyTorch's memory fraction as a size.
-    #[arg(long, value_name = "SIZE")]
-    limit: Option<Bytes>,
+    /// What the card has, context and libraries included: a size such as 24GiB, or a card by its name or profile file.
+    #[arg(long, value_name = "SIZE|NAME")]
+    card: Option<Card>,
+    /// What the process may take: a size such as 6GiB, or a fraction of the card such as 0.04 or 4% (without --card, of
+    /// an H200), as in PyTorch's set_per_process_memory_fraction; 1.0 is no limit.
+    #[arg(long, value_name = "SIZE|FRACTION")]
+    limit: Option<MemoryLimit>,
     /// The current settings of the program, as in PYTORCH_CUDA_ALLOC_CONF [default: those of the
     /// recording].
     #[arg(long, value_name = "SETTINGS")]
     current: Option<String>,
-    /// The simulated GPU: `sim` (an H200), `sim:SIZE` or `sim:PROFILE`.
-    #[arg(long, value_name = "DEVICE", default_value = "sim")]
+    /// The simulated GPU.
+    #[arg(long, value_name = "DEVICE", default_value = DeviceChoice::DEFAULT, hide = true)]
     device: String,
     /// How many times each must complete, back to back in one allocator.
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
@@ -102,16 +109,26 @@ pub struct Args {
     format: Format,
 }
 
+/// The arguments, and the memory that they mean.
+struct AdviceRequest {
+    args: Args,
+    device: DeviceSpec,
+    /// The limit of the process.
+    limit_bytes: Option<u64>,
+    room: Option<AvailableMemory>,
+}
+
 pub fn run(args: Args) -> CommandResult {
-    let device = device(&args)?;
+    let request = AdviceRequest::new(args)?;
     let stop = exit::stop_flag(StopPolicy::AtOnce)?;
-    if let Some(files) = ranks::files(&args.sources)? {
-        return for_ranks(&args, &files, &device, &stop);
+    if let Some(files) = ranks::files(&request.args.sources)? {
+        return for_ranks(&request, &files, &stop);
     }
+    let args = &request.args;
     let mut advices = Vec::new();
     for name in &args.sources {
         let stages = Stages::of(name);
-        match answer(&args, name, &device, suite::all_cores(), &stop, &stages)? {
+        match answer(&request, name, suite::all_cores(), &stop, &stages)? {
             Some(advice) => advices.push(advice),
             None => return Ok(exit::INTERRUPTED),
         }
@@ -123,20 +140,20 @@ pub fn run(args: Args) -> CommandResult {
 
 /// The advice for one source; `None` if it was interrupted.
 fn answer(
-    args: &Args,
+    request: &AdviceRequest,
     name: &str,
-    device: &DeviceSpec,
     jobs: usize,
     stop: &AtomicBool,
     progress: &dyn Progress,
 ) -> Result<Option<Advice>, CommandError> {
-    let program = AdvisedProgram::open(args, name, progress)?;
+    let AdviceRequest { args, device, .. } = request;
+    let program = AdvisedProgram::open(request, name, progress)?;
     if program.history_gap.is_some() {
         return Ok(Some(program.without_answer()));
     }
     let AdvisedProgram { trace, current, confidence, dead_end, recorded_limit, .. } = program;
     let seen = dead_end.as_ref().and_then(|end| end.room_bytes).map(AvailableMemory::OfCard);
-    let room = room(args).or(recorded_limit.as_ref().map(AvailableMemory::of_recording)).or(seen);
+    let room = request.room.or(recorded_limit.as_ref().map(AvailableMemory::of_recording)).or(seen);
     // A recording that ends with an OOM needs more than its device had.
     let device = &match room {
         Some(AvailableMemory::OfCard(bytes)) => device.with_room_for(bytes.saturating_mul(2)),
@@ -161,10 +178,11 @@ fn answer(
 }
 
 /// One answer for all ranks: they share their settings, and the one that needs most decides.
-fn for_ranks(args: &Args, files: &[RankFile], device: &DeviceSpec, stop: &AtomicBool) -> CommandResult {
+fn for_ranks(request: &AdviceRequest, files: &[RankFile], stop: &AtomicBool) -> CommandResult {
+    let args = &request.args;
     let jobs = ranks::jobs_of_each(files);
     let answers = ranks::ask(files, |name, progress| {
-        let advice = answer(args, name, device, jobs, stop, progress)?;
+        let advice = answer(request, name, jobs, stop, progress)?;
         let advice = advice.ok_or_else(|| CommandError::usage(anyhow!("interrupted")))?;
         if let Some(gap) = advice.history_gap {
             return Err(CommandError::usage(anyhow!("{name}: {gap}")));
@@ -201,7 +219,8 @@ struct AdvisedProgram {
 }
 
 impl AdvisedProgram {
-    fn open(args: &Args, name: &str, progress: &dyn Progress) -> Result<AdvisedProgram, CommandError> {
+    fn open(request: &AdviceRequest, name: &str, progress: &dyn Progress) -> Result<AdvisedProgram, CommandError> {
+        let args = &request.args;
         let spec = args.settings.of(name).spec()?;
         let verified = spec.verified_recording(progress).map_err(CommandError::usage)?;
         let mut program = match verified {
@@ -212,11 +231,18 @@ impl AdvisedProgram {
                 // The limit may be that of the recorded program, or a question about another one.
                 let is_open = verification.verdict != Verdict::Exact
                     || recording.limit.as_ref().is_some_and(|limit| limit.inferred);
-                if let Some(limit) = args.limit.filter(|_| is_open)
-                    && let Some(under) = spec.verified_under(Some(limit.0), progress).map_err(CommandError::usage)?
-                    && under.1.verdict == Verdict::Exact
+                if let Some(limit) = request.limit_bytes
+                    && let Some(under) = spec.verified_under(Some(limit), progress).map_err(CommandError::usage)?
                 {
-                    (recording, verification) = under;
+                    match under.1.verdict == Verdict::Exact {
+                        true if is_open => (recording, verification) = under,
+                        true => {}
+                        false => output::complain(&format!(
+                            "note: {name}: the recorded program did not run under a limit of {}; the answer is for the \
+                             same requests under that limit",
+                            Bytes(limit)
+                        )),
+                    }
                 }
                 AdvisedProgram {
                     current: recording.settings.conf().trim().to_owned(),
@@ -266,18 +292,34 @@ impl AdvisedProgram {
     }
 }
 
-fn room(args: &Args) -> Option<AvailableMemory> {
-    let card = args.memory.map(|memory| AvailableMemory::Card(memory.0));
-    card.or(args.limit.map(|limit| AvailableMemory::Limit(limit.0)))
-}
-
-/// The simulated device, with at least the memory of the card.
-fn device(args: &Args) -> Result<DeviceSpec, CommandError> {
-    let spec = DeviceOptions { device: args.device.clone(), limit: None }.spec()?;
-    if !spec.is_simulated() {
-        return Err(CommandError::usage(anyhow!(
-            "settings are tried on the simulated device; leave out --device {spec}"
-        )));
+impl AdviceRequest {
+    fn new(args: Args) -> Result<AdviceRequest, CommandError> {
+        let spec = DeviceChoice { device: args.device.clone(), card: args.card.clone() }.spec()?;
+        if !spec.is_simulated() {
+            return Err(CommandError::usage(anyhow!(
+                "settings are tried on the simulated device; leave out --device {spec}"
+            )));
+        }
+        let limit_bytes = args.limit.map(|limit| spec.limit_bytes(limit)).transpose()?.flatten();
+        // No limit means all that the device has.
+        let is_whole = args.limit.is_some() && limit_bytes.is_none();
+        let card = args.card.is_some() || is_whole;
+        let card = if card { Some(spec.total_bytes()?) } else { None };
+        let overhead_bytes = spec.overhead_bytes()?;
+        let room = match (card, limit_bytes) {
+            (Some(card), Some(limit)) if limit.saturating_add(overhead_bytes) > card => {
+                output::complain(&format!(
+                    "note: a limit of {} is more than a card of {} has for the process; the card decides",
+                    Bytes(limit),
+                    Bytes(card)
+                ));
+                Some(AvailableMemory::Card(card))
+            }
+            (_, Some(limit)) => Some(AvailableMemory::Limit(limit)),
+            (card, None) => card.map(AvailableMemory::Card),
+        };
+        // More than the card has: the answer says how much would be enough.
+        let device = args.card.as_ref().map_or(spec, Card::device_for_search);
+        Ok(AdviceRequest { args, device, limit_bytes, room })
     }
-    Ok(args.memory.map_or_else(|| spec.clone(), |memory| spec.with_room_for(memory.0)))
 }

@@ -7,7 +7,7 @@ use clap::builder::PossibleValuesParser;
 
 use super::{
     exit::{self, CommandError, CommandResult},
-    options::{DeviceOptions, Format},
+    options::{DeviceChoice, Format},
     output,
     run::shared::{self, RecordCollector, ResultFolder, RunShare},
 };
@@ -34,6 +34,8 @@ Examples:
   oomph claims --output results/local/claims also write claims.csv and claims.md
   oomph claims --device cuda --output DIR    also on a GPU; --resume DIR continues
 
+With --device cuda the GPU is used in addition to the simulated one.
+
 `oomph run claims` is the same as `oomph claims` with a folder for the results.")]
 pub struct Args {
     /// Claims by name [default: all].
@@ -42,10 +44,8 @@ pub struct Args {
     /// Print the names and statements, without testing them.
     #[arg(long)]
     list: bool,
-    /// Where to test: `sim` (an H200), `sim:PROFILE`, `cuda[:N]` or `auto`. A GPU is used in
-    /// addition to the simulated one.
-    #[arg(long, value_name = "DEVICE", default_value = "sim")]
-    device: String,
+    #[command(flatten)]
+    device: DeviceChoice,
     /// How many claims are tested in parallel [default: all cores].
     #[arg(long, short, value_name = "N")]
     jobs: Option<usize>,
@@ -64,7 +64,7 @@ pub fn run(args: Args) -> CommandResult {
     let is_named = |claim: &Claim| args.names.iter().any(|name| name == claim.id);
     let test = ClaimTest {
         claims: all_claims().filter(|claim| args.names.is_empty() || is_named(claim)).collect(),
-        device: DeviceOptions { device: args.device.clone(), limit: None }.spec()?,
+        device: args.device.spec()?,
         jobs: args.jobs.unwrap_or_else(suite::all_cores),
         in_full: !args.names.is_empty(),
         format: args.format,
@@ -100,7 +100,7 @@ pub fn run_suite(args: &shared::Args, suite: &SuiteFile) -> CommandResult {
         in_full: false,
         format: args.format,
     };
-    let settings = args.settings(std::slice::from_ref(suite));
+    let settings = args.settings(std::slice::from_ref(suite))?;
     test.run(Some(share.result_folder(args, &test.device, settings)?))
 }
 

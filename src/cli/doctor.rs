@@ -10,7 +10,7 @@ use anyhow::Context;
 
 use super::{
     exit::{self, CommandResult},
-    options::DeviceOptions,
+    options::DeviceChoice,
     output,
 };
 use crate::{
@@ -29,7 +29,7 @@ use crate::{
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Measure a device instead (driver calls by size, matrix products, memory, copies, launches)
-    /// and write its profile to this file, for `--device sim:FILE`. Takes a minute; nothing else
+    /// and write its profile to this file, for `--card FILE`. Takes a minute; nothing else
     /// should use the device.
     #[arg(long, value_name = "FILE")]
     calibrate: Option<PathBuf>,
@@ -47,7 +47,7 @@ pub fn run(args: Args) -> CommandResult {
 
 /// Measures a device and writes its profile.
 fn measure(device: String, path: &Path) -> CommandResult {
-    let spec = DeviceOptions { device, limit: None }.spec()?;
+    let spec = DeviceChoice::named(&device).spec()?;
     let mut device = spec.open()?;
     output::complain(&format!("measuring {} ...", device.props().name));
     let products = match spec.lacks_products() {
@@ -65,7 +65,7 @@ fn measure(device: String, path: &Path) -> CommandResult {
         output::say(&line)?;
     }
     output::say(&format!(
-        "wrote {} call costs and {} work times; simulate the device with --device sim:{}",
+        "wrote {} call costs and {} work times; simulate the device with --card {}",
         profile.cost.len(),
         profile.work.len(),
         path.display()

@@ -16,6 +16,7 @@ mod help;
 mod inspect;
 mod leaks;
 mod list;
+mod old_options;
 mod options;
 mod output;
 mod progress;
@@ -32,10 +33,12 @@ mod verify;
 mod verify_on;
 mod worker;
 
-use std::process::ExitCode;
+use std::{env, ffi::OsString, process::ExitCode};
 
+use anyhow::anyhow;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, error::ErrorKind};
 
+use self::{exit::CommandError, old_options::Modernized};
 use crate::device::cuda;
 
 /// Replays GPU allocation patterns under different allocators, on a simulated or a real GPU, and
@@ -110,7 +113,14 @@ enum Command {
 
 /// Parses the command line, runs the command and returns its exit code.
 pub fn main() -> ExitCode {
-    let parse = |command: clap::Command| command.try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let Modernized { words, notes, .. } = match Modernized::of(env::args_os().skip(1)) {
+        Ok(modern) => modern,
+        Err(reason) => return CommandError::usage(anyhow!(reason)).report(),
+    };
+    let words = || [OsString::from("oomph")].into_iter().chain(words.clone());
+    let parse = |command: clap::Command| {
+        command.try_get_matches_from(words()).and_then(|matches| Cli::from_arg_matches(&matches))
+    };
     // Flowing texts cost time and only help needs them; every case of a worker starts this program.
     let parsed = parse(Cli::command()).or_else(|error| match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
@@ -118,6 +128,10 @@ pub fn main() -> ExitCode {
         }
         _ => Err(error),
     });
+    // The second process of a command would repeat the notes of the first.
+    if !words().any(|word| word == *format!("--{}", stress::SECOND_PROCESS)) {
+        notes.iter().for_each(|note| output::complain(note));
+    }
     let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => {

@@ -10,40 +10,95 @@ use clap::{
 
 use super::{exit::CommandError, output};
 use crate::{
-    base::Bytes,
-    device::{DeviceFleet, DeviceSpec, DeviceSpecError},
+    base::MemoryLimit,
+    device::{Card, DeviceFleet, DeviceSpec, DeviceSpecError},
     measure::CaseRecord,
     plan::PackingBudget,
     report::{self, Medium, Render, ReportError},
     suite::{Case, CaseTimeout, InProcess, IsolatingRunner, Isolation, WorkerProcess},
 };
 
-/// The device and its memory limit.
-#[derive(Debug, Args)]
-pub struct DeviceOptions {
-    /// Where to run: `sim` (an H200), `sim:SIZE` such as sim:80GiB, `sim:PROFILE` by name or file, `cuda[:N]` or `auto`.
-    /// `run` also takes `cuda:all` and 4xsim, which share the cases among several devices.
-    #[arg(long, value_name = "DEVICE", default_value = "sim")]
+/// The device, and what it has.
+#[derive(Clone, Debug, Args)]
+pub struct DeviceChoice {
+    /// Where to run: `sim` (a simulated GPU), `cuda[:N]` or `auto`. `run` also takes `cuda:all` and 4xsim, which share
+    /// the cases among several devices.
+    #[arg(long, value_name = "DEVICE", default_value = DeviceChoice::DEFAULT)]
     pub device: String,
-    /// Limit for reserved memory, such as 24GiB; for PyTorch's allocator, its memory fraction.
-    /// [default: all of a simulated device, 90 % of the free memory of a real one]
-    #[arg(long, value_name = "SIZE")]
-    pub limit: Option<Bytes>,
+    /// What the simulated GPU has: a size such as 24GiB (otherwise it is an H200), or a card by its name or profile
+    /// file. [default: h200]
+    #[arg(long, value_name = "SIZE|NAME")]
+    pub card: Option<Card>,
 }
 
-impl DeviceOptions {
+/// The device, and what the process may take of it.
+#[derive(Debug, Default, Args)]
+pub struct DeviceOptions {
+    #[command(flatten)]
+    pub choice: DeviceChoice,
+    /// What the process may take: a size such as 24GiB, or a fraction of the device such as 0.5 or 50%, as in PyTorch's
+    /// set_per_process_memory_fraction; 1.0 is no limit. [default: all of a simulated device, 90 % of the free memory
+    /// of a real one]
+    #[arg(long, value_name = "SIZE|FRACTION")]
+    pub limit: Option<MemoryLimit>,
+}
+
+impl DeviceChoice {
+    /// The default device.
+    pub const DEFAULT: &'static str = "sim";
+
+    /// A device by its name.
+    pub fn named(device: &str) -> DeviceChoice {
+        DeviceChoice { device: device.to_owned(), card: None }
+    }
+
     /// The device. An unavailable one is an error before anything runs.
     pub fn spec(&self) -> Result<DeviceSpec, CommandError> {
-        let spec: DeviceSpec = self.device.parse().map_err(device_failure)?;
+        let spec: DeviceSpec = self.text()?.parse().map_err(device_failure)?;
         spec.check().map_err(device_failure)?;
         Ok(spec)
     }
 
     /// The devices that share the cases.
     pub fn fleet(&self) -> Result<DeviceFleet, CommandError> {
-        let fleet: DeviceFleet = self.device.parse().map_err(device_failure)?;
+        let fleet: DeviceFleet = self.text()?.parse().map_err(device_failure)?;
         fleet.check().map_err(device_failure)?;
         Ok(fleet)
+    }
+
+    /// The device with its card, as in the ids of cases: `sim:24GiB`.
+    fn text(&self) -> Result<String, CommandError> {
+        let Some(card) = &self.card else { return Ok(self.device.clone()) };
+        let fleet: DeviceFleet = self.device.parse().map_err(device_failure)?;
+        if fleet.members().iter().any(|device| !device.is_simulated()) {
+            return Err(CommandError::usage(anyhow!(
+                "--card {card} says what a simulated device has, and --device {} is a real one: leave out --card, or \
+                 say with --limit what the process may take",
+                self.device
+            )));
+        }
+        // `auto` is one of the others.
+        let device = if fleet.is_shared() { fleet.to_string() } else { DeviceChoice::DEFAULT.to_owned() };
+        Ok(format!("{device}:{card}"))
+    }
+}
+
+impl Default for DeviceChoice {
+    fn default() -> Self {
+        DeviceChoice::named(DeviceChoice::DEFAULT)
+    }
+}
+
+impl DeviceOptions {
+    /// The device. An unavailable one is an error before anything runs.
+    pub fn spec(&self) -> Result<DeviceSpec, CommandError> {
+        self.choice.spec()
+    }
+
+    /// The limit on this device in bytes; `None` without a limit.
+    pub fn limit_bytes(&self) -> Result<Option<u64>, CommandError> {
+        let Some(limit) = self.limit else { return Ok(None) };
+        self.choice.fleet()?.any().limit_bytes(limit).map_err(device_failure)
     }
 }
 
@@ -51,12 +106,6 @@ fn device_failure(error: DeviceSpecError) -> CommandError {
     match error {
         DeviceSpecError::Unavailable { .. } => CommandError::device(error),
         _ => CommandError::usage(error),
-    }
-}
-
-impl Default for DeviceOptions {
-    fn default() -> Self {
-        DeviceOptions { device: "sim".to_owned(), limit: None }
     }
 }
 

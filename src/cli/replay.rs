@@ -234,10 +234,11 @@ fn cases(
     program: Option<&RecordedProgram>,
 ) -> Result<Vec<Case>, CommandError> {
     let device = args.device.spec()?;
-    let recorded = program.filter(|_| args.device.limit.is_none());
-    let limit = args.device.limit.map(|limit| limit.0).or(recorded.and_then(RecordedProgram::limit_bytes));
+    let recorded = program.and_then(|program| program.limit(&args.device));
+    let limit = args.device.limit_bytes()?.or(recorded.map(|limit| limit.bytes));
     // The recorded program survived its failures.
-    let survives = recorded.is_some_and(|program| program.failures > 0 && !program.died);
+    let is_replaced = args.device.limit.is_some() || (recorded.is_none() && program.is_some_and(|known| known.limit.is_some()));
+    let survives = !is_replaced && program.is_some_and(|program| program.failures > 0 && !program.died);
     let case = |strategy: &StrategySpec| {
         let label = CaseLabel {
             suite: "replay".to_owned(),

@@ -113,24 +113,28 @@ impl RecordedProgram {
         }
     }
 
-    /// The limit under which it ran, in bytes.
-    pub fn limit_bytes(&self) -> Option<u64> {
-        self.limit.as_ref().map(|limit| limit.bytes)
+    /// The limit under which it ran, unless the options say otherwise: `--limit` replaces it, and `--card` replaces a
+    /// device that was full.
+    pub fn limit(&self, options: &DeviceOptions) -> Option<&RecordedLimit> {
+        let is_replaced = |limit: &RecordedLimit| match limit.refused_by {
+            MemoryRefuser::Device => options.choice.card.is_some(),
+            MemoryRefuser::OwnLimit | MemoryRefuser::Unknown => false,
+        };
+        self.limit.as_ref().filter(|limit| options.limit.is_none() && !is_replaced(limit))
     }
 
     /// How a replay without `--limit` relates to the recorded run, if there is something to say.
     pub fn note(&self, options: &DeviceOptions) -> Option<String> {
-        match (&self.limit, options.limit) {
-            (_, Some(_)) => None,
-            (Some(limit), None) => Some(format!(
+        match (&self.limit, self.limit(options)) {
+            (_, Some(limit)) => Some(format!(
                 "replayed under the limit of the recorded program, {}; --limit sets another",
                 limit.in_words()
             )),
-            (None, None) if self.failures > 0 => Some(format!(
+            (None, None) if self.failures > 0 && options.limit.is_none() => Some(format!(
                 "hypothetical: {} requests failed when recorded, under a limit that is not known; pass it with --limit",
                 self.failures
             )),
-            (None, None) => None,
+            _ => None,
         }
     }
 }
@@ -192,8 +196,8 @@ pub fn replay<'a>(
 ) -> Result<Replay<'a>, CommandError> {
     let replay = Replay::new(source).strategy(strategy.clone()).device(options.spec()?);
     let resuming = ReplayOptions { resumes: true, ..ReplayOptions::default() };
-    Ok(match (options.limit, recorded.and_then(|recorded| recorded.limit.as_ref())) {
-        (None, Some(recorded)) => {
+    Ok(match recorded.and_then(|recorded| recorded.limit(options)) {
+        Some(recorded) => {
             let enforcer = match recorded.refused_by {
                 MemoryRefuser::Device => LimitEnforcer::Device,
                 MemoryRefuser::OwnLimit | MemoryRefuser::Unknown => LimitEnforcer::Allocator,
@@ -201,7 +205,7 @@ pub fn replay<'a>(
             let options = ReplayOptions { on_out_of_memory: OnOutOfMemory::Skip, ..resuming };
             replay.limit(recorded.bytes).enforced_by(enforcer).options(options)
         }
-        (limit, _) => replay.limit(limit.map(|limit| limit.0)).options(resuming),
+        None => replay.limit(options.limit_bytes()?).options(resuming),
     })
 }
 

@@ -7,17 +7,21 @@ use clap::builder::PossibleValuesParser;
 
 use super::{
     exit::{self, CommandError, CommandResult},
-    options::{DeviceOptions, Format},
+    options::{DeviceChoice, Format},
     output,
     run::shared::{self, RecordCollector, ResultFolder, RunShare},
     source::key_and_value,
 };
 use crate::{
-    answer::techniques::{
-        CARDS, LINK_BYTES_PER_SECOND, TECHNIQUES, Technique, TechniqueRecord, TechniqueRow, TechniquesQuestion, advise,
-        base_settings, row_id, techniques,
+    answer::{
+        simulated_beside,
+        techniques::{
+            CARDS, LINK_BYTES_PER_SECOND, TECHNIQUES, Technique, TechniqueRecord, TechniqueRow, TechniquesQuestion,
+            advise, base_settings, row_id, techniques,
+        },
     },
-    base::Bytes,
+    base::{Bytes, MemoryLimit},
+    device::{Card, DeviceSpec},
     models::Recipe,
     report::{self, RunSettings},
     suite::{self, SuiteFile},
@@ -33,7 +37,7 @@ use crate::{
 #[command(after_help = "\
 Examples:
   oomph techniques --model gpt-355m
-  oomph techniques --model gpt-355m --memory 24GiB         the best combination for a card of 24 GiB
+  oomph techniques --model gpt-355m --card 24GiB           the best combination for a card of 24 GiB
   oomph techniques --model gpt-124m --set context=2048 --technique amp --technique ckpt
   oomph techniques --output results/local/techniques       all models, as CSV and Markdown
   oomph techniques --device cuda --output DIR              memory and times of the real GPU; --resume DIR continues
@@ -50,21 +54,27 @@ pub struct Args {
     /// Only this technique and the base, by the name in the table; may be repeated.
     #[arg(long, short, value_name = "NAME", value_parser = technique_names(), hide_possible_values = true)]
     technique: Vec<String>,
-    /// The memory of your card, such as 24GiB: recommends a technique for it.
-    #[arg(long, value_name = "SIZE")]
-    memory: Option<Bytes>,
-    /// Where memory and times are measured: `sim` (an H200), `sim:PROFILE`, `cuda[:N]` or `auto`.
-    #[arg(long, value_name = "DEVICE", default_value = "sim")]
+    /// Your card: a size such as 24GiB (otherwise it is an H200), or a card by its name or profile file. Recommends a
+    /// technique for it.
+    #[arg(long, value_name = "SIZE|NAME")]
+    card: Option<Card>,
+    /// What the process may take of the card: a size such as 20GiB, or a fraction such as 0.5 or 50%. Recommends a
+    /// technique for it.
+    #[arg(long, value_name = "SIZE|FRACTION")]
+    limit: Option<MemoryLimit>,
+    /// Where memory and times are measured: `sim` (a simulated GPU), `cuda[:N]` or `auto`. What fits on --card is
+    /// always simulated.
+    #[arg(long, value_name = "DEVICE", default_value = DeviceChoice::DEFAULT)]
     device: String,
     /// Bytes that a rank can send per second, for techniques with several ranks.
     #[arg(long, value_name = "SIZE", default_value_t = Bytes(LINK_BYTES_PER_SECOND))]
     link: Bytes,
     /// Also run the largest batch for a card of this memory on the device, with no more memory than
     /// that.
-    #[arg(long, value_name = "SIZE", conflicts_with = "no_cards")]
+    #[arg(long, value_name = "SIZE", conflicts_with = "no_cards", value_parser = Bytes::typed)]
     confirm: Option<Bytes>,
     /// Do not search the largest batch for each card.
-    #[arg(long, conflicts_with = "memory")]
+    #[arg(long, conflicts_with_all = ["card", "limit"])]
     no_cards: bool,
     /// How many techniques are tried in parallel [default: all cores].
     #[arg(long, short, value_name = "N")]
@@ -84,11 +94,15 @@ pub struct Args {
 const MODELS: [&str; 5] = ["gpt-124m", "gpt-355m", "gpt-1.3b", "gpt-13b", "resnet-50"];
 
 pub fn run(args: Args) -> CommandResult {
-    let device = DeviceOptions { device: args.device.clone(), limit: None }.spec()?;
+    let device = DeviceChoice::named(&args.device).spec()?;
+    // A profile has its own times; a size only its memory.
+    let simulated = args.card.as_ref().map_or_else(|| simulated_beside(&device), |card| Ok(card.device_for_search()))?;
+    let device = if device.is_simulated() { simulated.clone() } else { device };
+    let memory_bytes = memory_bytes(&args, &simulated)?;
     let question = TechniquesQuestion {
         techniques: chosen(&args.technique),
-        cards: match (args.memory, args.confirm) {
-            (Some(memory), _) => vec![memory.0],
+        cards: match (memory_bytes, args.confirm) {
+            (Some(memory), _) => vec![memory],
             (None, _) if args.no_cards => Vec::new(),
             (None, Some(card)) if !CARDS.contains(&card.0) => CARDS.into_iter().chain([card.0]).collect(),
             (None, _) => CARDS.to_vec(),
@@ -96,14 +110,34 @@ pub fn run(args: Args) -> CommandResult {
         confirm: args.confirm.map(|card| card.0),
         link_bytes_per_second: args.link.0,
         jobs: args.jobs.unwrap_or_else(suite::all_cores),
+        simulated,
         ..TechniquesQuestion::new(models(&args.model, &args.set)?, device)?
     };
     let place = args.resume.as_ref().or(args.output.as_ref());
     let resumes = args.resume.is_some();
     let folder = |place: &PathBuf| ResultFolder::of_command(place, &question.device, resumes);
     let folder = place.map(folder).transpose()?;
-    let test = TechniqueTest { question, advise_for: args.memory.map(|memory| memory.0), format: args.format };
+    let test = TechniqueTest { question, advise_for: memory_bytes, format: args.format };
     test.run(test.ids(), folder)
+}
+
+/// The memory of the card that a technique is recommended for. Under a limit, it is the card that has just that much for
+/// the process.
+fn memory_bytes(args: &Args, simulated: &DeviceSpec) -> Result<Option<u64>, CommandError> {
+    let card = args.card.as_ref().map(Card::total_bytes);
+    let total_bytes = card.map_or_else(|| simulated.total_bytes(), Ok)?;
+    let Some(limit) = args.limit.and_then(|limit| limit.resolve(total_bytes)) else {
+        return Ok(card.or(args.limit.map(|_| total_bytes)));
+    };
+    let overhead_bytes = simulated.overhead_bytes()?;
+    let memory_bytes = limit.saturating_add(overhead_bytes).min(total_bytes);
+    output::complain(&format!(
+        "note: a limit of {} is what a card of {} has for the process: context and libraries take {}",
+        Bytes(memory_bytes.saturating_sub(overhead_bytes)),
+        Bytes(memory_bytes),
+        Bytes(overhead_bytes)
+    ));
+    Ok(Some(memory_bytes))
 }
 
 /// Tries the techniques on the workloads of a suite, where they pass the filters of a run.
@@ -128,7 +162,7 @@ pub fn run_suite(args: &shared::Args, suite: &SuiteFile) -> CommandResult {
         return Ok(exit::OK);
     }
     let contents = args.partition.is_some().then(|| suite::contents_of_models(&test.question.models));
-    let settings = RunSettings { contents, ..args.settings(std::slice::from_ref(suite)) };
+    let settings = RunSettings { contents, ..args.settings(std::slice::from_ref(suite))? };
     let folder = share.result_folder(args, &test.question.device, settings)?;
     test.run(ids, Some(folder))
 }

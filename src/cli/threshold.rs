@@ -6,10 +6,11 @@ use std::sync::{
 };
 
 use anyhow::anyhow;
+use clap::ValueEnum;
 
 use super::{
     exit::{self, CommandError, CommandResult, StopPolicy},
-    options::{DeviceOptions, Format, WorkerOptions},
+    options::{DeviceChoice, Format, WorkerOptions},
     output,
     progress::{self, Stages},
     ranks,
@@ -23,8 +24,8 @@ use crate::{
             ThresholdQuestion, ThresholdStatus, case_threshold,
         },
     },
-    base::{Bytes, Progress},
-    device::DeviceSpec,
+    base::{Bytes, MemoryLimit, Progress},
+    device::{Card, DeviceSpec},
     measure::CaseLabel,
     replay::LimitEnforcer,
     report::{RunFolder, ThresholdFiles},
@@ -43,14 +44,20 @@ Examples:
   oomph threshold snapshots/ --strategy caching           all ranks of a distributed program: a folder, or 'run-*.pickle'
   oomph threshold variable-length --strategy caching --strategy caching:expandable_segments:True
   oomph threshold training --set batch=16 --repeat 1 --format json
-  oomph threshold training --largest batch --memory 8GiB,12GiB,16GiB,24GiB,80GiB
-  oomph threshold gpt-355m --set techniques=amp,ckpt --largest context --memory 24GiB
-  oomph threshold gpt-124m --largest width --step 96 --memory 24GiB
+  oomph threshold training --smallest card                the smallest card instead of the smallest limit
+  oomph threshold training --largest batch --card 8GiB,12GiB,16GiB,24GiB,80GiB
+  oomph threshold training --largest batch --limit 0.5    in half of the device
+  oomph threshold gpt-355m --set techniques=amp,ckpt --largest context --card 24GiB
+  oomph threshold gpt-124m --largest width --step 96 --card 24GiB
   oomph threshold training --strategy caching --device cuda
 
 An answer must hold for several rounds back to back (--repeat), because some patterns fail only in the third round.
 Limits around it are tried too (--probes), because some patterns fit in less memory and fail in more: `stable` means that
 none of them does. From the memory needed on, every limit that was tried fits.
+
+--card is what the device has, context and libraries included; the driver refuses more. --limit is what the process may
+take; the allocator refuses more. Without --largest, --card names the simulated GPU to search on, and --smallest says
+which of the two is searched.
 
 `Memory needed` is what the strategy itself reserves; compare it with torch.cuda.max_memory_reserved. `Smallest device`
 adds the driver's context and the libraries; compare it with the card. A recording's own memory limit is ignored.
@@ -63,27 +70,29 @@ pub struct Args {
     /// A strategy with its parameters, such as caching:expandable_segments:True; may be repeated.
     #[arg(long, short, value_name = "NAME[:PARAMETERS]", default_values = DEFAULT_STRATEGIES)]
     strategy: Vec<String>,
-    /// The simulated GPU to search on: `sim` (an H200), `sim:SIZE` or `sim:PROFILE`; or `cuda[:N]`,
-    /// to search on `sim` and confirm the answer on that GPU.
-    #[arg(long, value_name = "DEVICE", default_value = "sim")]
+    /// `sim`, to search on the simulated GPU; or `cuda[:N]`, to confirm the answer on that GPU.
+    #[arg(long, value_name = "DEVICE", default_value = DeviceChoice::DEFAULT)]
     device: String,
-    /// What enforces the limit.
-    #[arg(long, value_enum, default_value_t)]
-    cap: LimitEnforcer,
+    /// What the device has, context and libraries included: a size such as 24GiB (otherwise it is an H200), or a card by
+    /// its name or profile file. With --largest one or more, such as 8GiB,24GiB. [default: h200]
+    #[arg(long, value_name = "SIZE|NAME,..", value_delimiter = ',')]
+    card: Vec<Card>,
+    /// What the process may take: one or more sizes, or fractions of the device such as 0.5 or 50%.
+    #[arg(long, value_name = "SIZE|FRACTION,..", value_delimiter = ',', requires = "largest")]
+    limit: Vec<MemoryLimit>,
+    /// What is searched [default: limit].
+    #[arg(long, value_enum, value_name = "MEMORY")]
+    smallest: Option<SearchedMemory>,
     /// How many times the pattern must complete, back to back in one allocator.
     #[arg(long, value_name = "K", default_value_t = REPEATS, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
     /// How many limits around the answer are tried.
     #[arg(long, value_name = "N", default_value_t = PROBES_AROUND, value_parser = clap::value_parser!(u32).range(..=4096))]
     probes: u32,
-    /// Find the largest value of this workload parameter that fits in --memory, such as batch,
+    /// Find the largest value of this workload parameter that fits in --card or --limit, such as batch,
     /// context or layers.
-    #[arg(long, value_name = "PARAMETER", requires = "memory")]
+    #[arg(long, value_name = "PARAMETER")]
     largest: Option<String>,
-    /// The memory of the whole card, context and libraries included; one or more, such as
-    /// 8GiB,24GiB.
-    #[arg(long, value_name = "SIZE,..", value_delimiter = ',', requires = "largest")]
-    memory: Vec<Bytes>,
     /// Try multiples of this only.
     #[arg(long, value_name = "N", default_value_t = 1, requires = "largest", value_parser = clap::value_parser!(u32).range(1..))]
     step: u32,
@@ -92,6 +101,25 @@ pub struct Args {
     /// Output format.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
+}
+
+/// The memory whose smallest amount is searched.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum SearchedMemory {
+    /// What the process may take: the allocator knows it and refuses more.
+    #[default]
+    Limit,
+    /// What the card has for the allocator: the driver refuses more.
+    Card,
+}
+
+impl SearchedMemory {
+    fn enforcer(self) -> LimitEnforcer {
+        match self {
+            SearchedMemory::Limit => LimitEnforcer::Allocator,
+            SearchedMemory::Card => LimitEnforcer::Device,
+        }
+    }
 }
 
 pub fn run(args: Args) -> CommandResult {
@@ -107,15 +135,23 @@ pub fn run(args: Args) -> CommandResult {
 
 /// The device of the search, or the one that confirms it.
 fn device(args: &Args) -> Result<DeviceSpec, CommandError> {
-    let spec = DeviceOptions { device: args.device.clone(), limit: None }.spec()?;
+    // With --largest, every card is tried on a device of its own.
+    let card = match (&args.largest, &args.card[..]) {
+        (Some(_), _) | (None, []) => None,
+        (None, [card]) => Some(card.clone()),
+        (None, _) => {
+            return Err(CommandError::usage(anyhow!("the search uses one --card; with --largest there may be several")));
+        }
+    };
+    let spec = DeviceChoice { device: args.device.clone(), card }.spec()?;
     if !spec.is_simulated() && args.largest.is_some() {
         return Err(CommandError::usage(anyhow!(
             "--largest searches on a simulated device; leave out --device {spec}"
         )));
     }
-    if !spec.is_simulated() && args.cap == LimitEnforcer::Device {
+    if !spec.is_simulated() && args.smallest == Some(SearchedMemory::Card) {
         return Err(CommandError::usage(anyhow!(
-            "on a real device the allocator enforces the limit; leave out --cap device"
+            "on a real device the allocator enforces the limit; leave out --smallest card"
         )));
     }
     Ok(spec)
@@ -203,7 +239,7 @@ fn details(
         let case = Case { origin: origin.clone(), timeout: args.workers.case_timeout, ..case };
         let runner = args.workers.runner(std::slice::from_ref(&case), Some(stop))?;
         let question = ThresholdQuestion {
-            cap: args.cap,
+            cap: args.smallest.unwrap_or_default().enforcer(),
             around: args.probes,
             jobs,
             stop: Some(stop),
@@ -227,6 +263,40 @@ pub fn exit_code(details: &[ThresholdDetail]) -> u8 {
     }
 }
 
+/// A memory in which the largest value is searched.
+struct GivenMemory {
+    device: DeviceSpec,
+    card_bytes: u64,
+    limit_bytes: Option<u64>,
+}
+
+impl GivenMemory {
+    /// Every card under every limit. `device` has the card if none is given.
+    fn all(args: &Args, device: &DeviceSpec) -> Result<Vec<GivenMemory>, CommandError> {
+        if args.card.is_empty() && args.limit.is_empty() {
+            let missing = "--largest needs --card (what the device has) or --limit (what the process may take)";
+            return Err(CommandError::usage(anyhow!(missing)));
+        }
+        let cards = match &args.card[..] {
+            [] => vec![(device.clone(), device.total_bytes()?)],
+            cards => cards.iter().map(|card| (card.device_for_search(), card.total_bytes())).collect(),
+        };
+        let limits: Vec<Option<MemoryLimit>> = match &args.limit[..] {
+            [] => vec![None],
+            limits => limits.iter().copied().map(Some).collect(),
+        };
+        let under_limits = |(device, card_bytes): &(DeviceSpec, u64)| {
+            let memory = |limit: &Option<MemoryLimit>| GivenMemory {
+                device: device.clone(),
+                card_bytes: *card_bytes,
+                limit_bytes: limit.and_then(|limit| limit.resolve(*card_bytes)),
+            };
+            limits.iter().map(memory).collect::<Vec<_>>()
+        };
+        Ok(cards.iter().flat_map(under_limits).collect())
+    }
+}
+
 fn largest(
     args: &Args,
     parameter: &str,
@@ -242,19 +312,24 @@ fn largest(
         )));
     };
     let recipe = origin.set.iter().fold(recipe, |recipe, (key, value)| recipe.with(key, value)).seed(origin.seed);
+    if args.smallest.is_some() {
+        output::complain("note: --smallest has no effect with --largest: --card or --limit says which memory it is");
+    }
+    let memories = GivenMemory::all(args, device)?;
     let mut records: Vec<LargestRecord> = Vec::new();
     let stages = Stages::of(&origin.name);
     for strategy in strategies {
-        for memory in &args.memory {
+        for memory in &memories {
             let question = LargestQuestion {
                 step: args.step,
-                cap: args.cap,
+                limit_bytes: memory.limit_bytes,
+                cap: if memory.limit_bytes.is_some() { LimitEnforcer::Allocator } else { LimitEnforcer::Device },
                 repeat: args.repeat,
                 around: args.probes,
                 jobs: suite::all_cores(),
                 stop: Some(stop),
                 progress: &stages,
-                ..LargestQuestion::new(&recipe, parameter, memory.0, strategy, device)
+                ..LargestQuestion::new(&recipe, parameter, memory.card_bytes, strategy, &memory.device)
             };
             match threshold::largest(&question) {
                 Ok(record) => records.push(record),

@@ -14,7 +14,7 @@ use super::{
     verify_on::{self, OnOptions},
 };
 use crate::{
-    base::{Bytes, Progress, parallel_map},
+    base::{Bytes, MemoryLimit, Progress, parallel_map},
     device::DeviceProps,
     replay::verify::{Beginning, Companion, Divergence, Verdict, Verification, verify_with_limit},
     report::{Medium, Render, ReportError},
@@ -35,8 +35,8 @@ use crate::{
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 A snapshot does not contain the memory limit of the program. Where memory was refused or collected, the limit is inferred
-and shown: the range of limits that reproduce the recording, and the only round fraction in it. To give it, pass the share
-with --fraction or the size with --limit, or put a table snapshots.csv beside the file with the columns snapshot (the file
+and shown: the range of limits that reproduce the recording, and the only round fraction in it. To give it, pass it with
+--limit, as a size or as the fraction of the device (--card names another one than the H200), or put a table snapshots.csv beside the file with the columns snapshot (the file
 name without .pickle) and memory_fraction. The same table may have PyTorch's counters, which are then compared:
 peak_allocated, peak_reserved, final_segments, final_inactive_split, alloc_retries, ooms. Calls of empty_cache and driver
 OOMs are not recorded; they are inferred and counted.
@@ -57,7 +57,8 @@ if a case could not be run, 130 after Ctrl-C, which shows the finished cases.
 
 Examples:
   oomph verify snapshot.pickle
-  oomph verify --fraction 0.5 capped.pickle
+  oomph verify --limit 0.5 capped.pickle
+  oomph verify --limit 0.5 --card 24GiB capped.pickle    half of a card with 24 GiB
   oomph verify --format json runs/*.pickle.xz
   oomph verify --on cuda snapshot.pickle training
   oomph verify --on cuda --suite quick --strategy caching --format csv
@@ -69,9 +70,6 @@ pub struct Args {
     pub(super) sources: Vec<PathBuf>,
     #[command(flatten)]
     pub(super) on: OnOptions,
-    /// The memory fraction of the program, from 0 to 1; 1 means no limit.
-    #[arg(long, value_name = "F", value_parser = share)]
-    fraction: Option<f64>,
     /// Only this device of each snapshot [default: every device with data].
     #[arg(long, value_name = "N")]
     pub(super) device_index: Option<u32>,
@@ -80,11 +78,6 @@ pub struct Args {
     /// Output format.
     #[arg(long, default_value = "table", value_parser = Format::among(&[Format::Table, Format::Json, Format::Csv]))]
     pub(super) format: Format,
-}
-
-fn share(text: &str) -> Result<f64, String> {
-    let share = text.parse::<f64>().ok().filter(|share| (0.0..=1.0).contains(share));
-    share.ok_or_else(|| format!("'{text}' is not a number from 0 to 1"))
 }
 
 pub fn run(args: Args) -> CommandResult {
@@ -244,10 +237,8 @@ impl Args {
     /// The memory limit of the program: from the arguments, otherwise from the table beside the
     /// snapshot.
     pub(super) fn limit(&self, companion: &Companion, props: &DeviceProps) -> Option<u64> {
-        let fraction = self.fraction.or(if self.device.limit.is_some() { None } else { companion.memory_fraction });
-        // As PyTorch computes it; a fraction of 1 is no limit.
-        let share = fraction.filter(|fraction| *fraction < 1.0).map(|share| (share * props.total_bytes as f64) as u64);
-        [share, self.device.limit.map(|limit| limit.0)].into_iter().flatten().min()
+        let limit = self.device.limit.or(companion.memory_fraction.map(MemoryLimit::Fraction));
+        limit.and_then(|limit| limit.resolve(props.total_bytes))
     }
 }
 

@@ -13,7 +13,7 @@ use clap::Args;
 
 use super::{
     exit::{self, CommandError, CommandResult, StopPolicy},
-    options::DeviceOptions,
+    options::DeviceChoice,
     output,
     progress::{self, OneOf},
     run::note_absent_files,
@@ -91,16 +91,17 @@ pub fn run(args: &verify::Args) -> CommandResult {
 
 fn devices(args: &verify::Args) -> Result<ComparedDevices, CommandError> {
     let Some(name) = &args.on.device else { return Err(CommandError::usage(anyhow!("--on DEVICE is missing"))) };
-    let simulated: DeviceSpec = args.device.device.parse().map_err(CommandError::usage)?;
+    let choice = &args.device.choice;
+    let simulated: DeviceSpec = choice.device.parse().map_err(CommandError::usage)?;
     if !simulated.is_simulated() {
         return Err(CommandError::usage(anyhow!(
             "--device {simulated}: with --on it names the simulated side of the comparison"
         )));
     }
-    let simulated = args.device.spec()?;
-    let real = DeviceOptions { device: name.clone(), limit: args.device.limit }.spec()?;
+    let simulated = choice.spec()?;
+    let real = DeviceChoice::named(name).spec()?;
     // By default a simulated device is compared with itself.
-    let is_default = args.device.device == DeviceOptions::default().device;
+    let is_default = choice.device == DeviceChoice::DEFAULT && choice.card.is_none();
     let simulated = if real.is_simulated() && is_default { real.clone() } else { simulated };
     Ok(ComparedDevices { real, simulated })
 }
@@ -113,7 +114,7 @@ fn subjects(args: &verify::Args, devices: &ComparedDevices) -> Result<Vec<Compar
     let filter = CaseFilter { only: args.on.filter.clone(), ..CaseFilter::default() };
     let named = args.sources.iter().map(|path| named(args, path, devices, &props));
     let mut sources = named.collect::<Result<Vec<_>, _>>()?;
-    sources.extend(of_suites(args, devices, &props)?);
+    sources.extend(of_suites(args, devices)?);
     let mut subjects = Vec::new();
     for (source, label) in sources {
         let labelled = |strategy: &StrategySpec| CaseLabel { strategy: strategy.to_string(), ..label.clone() };
@@ -168,13 +169,12 @@ fn named(
 fn of_suites(
     args: &verify::Args,
     devices: &ComparedDevices,
-    props: &DeviceProps,
 ) -> Result<Vec<(SourceSpec, CaseLabel)>, CommandError> {
     let every_suite = || SuiteFile::embedded().map(str::to_owned).collect();
     let names: Vec<String> =
         if args.on.suite.iter().any(|name| name == "all") { every_suite() } else { args.on.suite.clone() };
-    let limit = args.limit(&Companion::default(), props);
-    let settings = CaseSettings { device: devices.real.clone(), limit, seed: None, timeout: None };
+    let settings =
+        CaseSettings { device: devices.real.clone(), limit: args.device.limit, seed: None, timeout: None };
     let mut found: Vec<(SourceSpec, CaseLabel)> = Vec::new();
     for name in &names {
         let suite = SuiteFile::load(name).map_err(CommandError::usage)?;

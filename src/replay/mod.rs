@@ -186,7 +186,7 @@ pub struct ReplayRun {
 }
 
 /// Who refuses requests beyond a memory limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LimitEnforcer {
     /// Both: the allocator knows the limit, as PyTorch knows its memory fraction, and the device refuses what exceeds it.

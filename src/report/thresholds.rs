@@ -146,7 +146,7 @@ impl Render for [LargestRecord] {
             group = key;
         }
         let legend = format!(
-            "Memory: that of the whole device, including context and libraries.\n{}",
+            "Memory: that of the whole card, including context and libraries.\n{}",
             cap_legend(self.iter().map(|record| (record.cap, record.repeat)))
         );
         table.finish(&legend, self.iter().filter_map(largest_note))
@@ -208,7 +208,11 @@ fn notes(detail: &ThresholdDetail) -> Vec<String> {
 }
 
 fn largest_note(record: &LargestRecord) -> Option<String> {
-    let about = format!("{}/{} in {}", record.workload, record.strategy, Bytes(record.memory_bytes));
+    let memory = match record.cap {
+        LimitEnforcer::Allocator => format!("under a limit of {}", Bytes(record.limit_bytes)),
+        LimitEnforcer::Device => format!("on a card of {}", Bytes(record.memory_bytes)),
+    };
+    let about = format!("{}/{} {memory}", record.workload, record.strategy);
     match (record.stable, record.highest_fit, record.first_failure_below) {
         (Some(false), Some(fit), Some(failure)) => {
             Some(format!("{about}: not monotone: {fit} fits but {failure} does not"))

@@ -15,6 +15,7 @@ use super::{
     source::{CaseSource, files_of_pattern, is_path, no_trace_file},
 };
 use crate::{
+    base::MemoryLimit,
     device::DeviceSpec,
     measure::{CaseLabel, fnv1a},
     models::{Recipe, WorkloadError, recipe_names},
@@ -109,7 +110,7 @@ pub struct CaseSettings {
     /// The device.
     pub device: DeviceSpec,
     /// A limit for every case instead of the suite's.
-    pub limit: Option<u64>,
+    pub limit: Option<MemoryLimit>,
     /// A seed for every case instead of the suite's.
     pub seed: Option<u64>,
     /// A time-out for every case instead of the suite's.
@@ -123,11 +124,7 @@ impl SuiteFile {
         let mut cases = Vec::new();
         for group in &self.group {
             let strategies = self.strategies(group)?;
-            let limits: Vec<Option<u64>> = match settings.limit {
-                Some(limit) => vec![Some(limit)],
-                None if group.limits.is_empty() => vec![None],
-                None => group.limits.iter().map(|limit| Some(limit.0)).collect(),
-            };
+            let limits = self.limits(group, settings)?;
             let seeds = match settings.seed {
                 Some(seed) => vec![seed],
                 None => group.seeds.clone().unwrap_or_else(|| self.seeds.clone()),
@@ -144,6 +141,17 @@ impl SuiteFile {
             Some(pattern) if cases.is_empty() => Err(no_trace_file(&self.name, pattern)),
             _ => Ok(cases),
         }
+    }
+
+    /// The limits of a group in bytes; `None` is no limit.
+    fn limits(&self, group: &SuiteGroup, settings: &CaseSettings) -> Result<Vec<Option<u64>>, SuiteError> {
+        let limits = match &settings.limit {
+            Some(limit) => std::slice::from_ref(limit),
+            None if group.limits.is_empty() => return Ok(vec![None]),
+            None => &group.limits[..],
+        };
+        let refused = |source| SuiteError::Device { suite: self.name.clone(), source };
+        limits.iter().map(|limit| settings.device.limit_bytes(*limit).map_err(refused)).collect()
     }
 
     /// Trace files of the suite that do not exist in the current folder. A built-in suite skips

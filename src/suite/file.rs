@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::SuiteError;
 use crate::{
-    base::{Bytes, Catalog, CatalogEntry},
+    base::{Catalog, CatalogEntry, MemoryLimit},
     replay::OnOutOfMemory,
 };
 
@@ -79,9 +79,9 @@ pub struct SuiteGroup {
     /// Strategies with parameters, or `"all"`; none in a suite of techniques.
     #[serde(default)]
     pub strategies: NameSelection,
-    /// Limits of physical memory; the whole device if empty.
+    /// What the process may take: sizes such as "6GiB", or fractions of the device such as 0.5; no limit if empty.
     #[serde(default)]
-    pub limits: Vec<Bytes>,
+    pub limits: Vec<MemoryLimit>,
     /// Seeds of this group.
     pub seeds: Option<Vec<u64>>,
     /// Parameters of the workloads.

@@ -22,7 +22,7 @@ pub use worker::WorkerProcess;
 
 use std::{io, path::PathBuf};
 
-use crate::{base::did_you_mean_among, models::WorkloadError, strategy::SpecError};
+use crate::{base::did_you_mean_among, device::DeviceSpecError, models::WorkloadError, strategy::SpecError};
 
 /// A suite that cannot be run.
 #[derive(Debug, thiserror::Error)]
@@ -79,6 +79,14 @@ pub enum SuiteError {
         suite: String,
         /// The error.
         source: SpecError,
+    },
+    /// The device does not tell how much memory it has.
+    #[error("suite '{suite}': {source}")]
+    Device {
+        /// The suite.
+        suite: String,
+        /// The error.
+        source: DeviceSpecError,
     },
     /// A workload of the suite is invalid.
     #[error("suite '{suite}': {source}")]

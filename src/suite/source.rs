@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{SuiteError, SuiteFile, SuiteGroup, rank_files::matching};
 use crate::{
-    base::{NoProgress, Progress, did_you_mean},
+    base::{MemoryLimit, NoProgress, Progress, did_you_mean},
     device::{
         Device,
         sim::{SimConfig, SimConfigError, SimDevice},
@@ -141,8 +141,8 @@ impl SourceSpec {
         let device = SimDevice::new(SimConfig::default())?;
         let props = device.props();
         let companion = Companion::beside(path)?.unwrap_or_default();
-        let fraction = companion.memory_fraction.filter(|fraction| *fraction < 1.0);
-        let limit = limit.or(fraction.map(|fraction| (fraction * props.total_bytes as f64) as u64));
+        let fraction = companion.memory_fraction.map(MemoryLimit::Fraction);
+        let limit = limit.or(fraction.and_then(|fraction| fraction.resolve(props.total_bytes)));
         let verification = verify_with_limit(&recording, &Setup { props, limit }, &companion.counters, progress);
         recording.limit = verification.limit.clone();
         let recording = match verification.verdict {

@@ -5,6 +5,7 @@
 
 mod catalog;
 mod layout;
+mod memory_limit;
 mod named_enum;
 pub mod packing;
 mod parallel;
@@ -16,6 +17,7 @@ mod work;
 
 pub use catalog::{Catalog, CatalogEntry, did_you_mean, did_you_mean_among, nearest};
 pub use layout::{BlockState, BlockView, Layout, SegmentView};
+pub use memory_limit::{MemoryLimit, MemoryLimitError, TypedSizeError};
 pub use parallel::{parallel_for_each, parallel_map};
 pub use parameter::{Parameter, ParameterValues};
 pub use process::{exit_description, exit_signal, last_bytes};

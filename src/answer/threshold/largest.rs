@@ -27,6 +27,8 @@ pub struct LargestQuestion<'a> {
     pub step: u32,
     /// The memory of the whole card: context and libraries take their part.
     pub memory_bytes: u64,
+    /// What the process may take of it, if that is limited.
+    pub limit_bytes: Option<u64>,
     /// Under which strategy.
     pub strategy: &'a StrategySpec,
     /// The simulated device, given that much memory where it has less.
@@ -62,6 +64,7 @@ impl<'a> LargestQuestion<'a> {
             parameter,
             step: 1,
             memory_bytes,
+            limit_bytes: None,
             strategy,
             device,
             cap: LimitEnforcer::default(),
@@ -112,7 +115,8 @@ pub fn largest(question: &LargestQuestion<'_>) -> Result<LargestRecord, Threshol
     let device = question.device.with_room_for(question.memory_bytes);
     let overhead_bytes = overhead(&device)?;
     let page_bytes = device.open()?.props().page_bytes;
-    let limit_bytes = question.memory_bytes.saturating_sub(overhead_bytes) / page_bytes * page_bytes;
+    let room_bytes = question.memory_bytes.saturating_sub(overhead_bytes) / page_bytes * page_bytes;
+    let limit_bytes = question.limit_bytes.map_or(room_bytes, |limit| limit.min(room_bytes));
     let trial = |place: u64| -> Result<Probe, ThresholdError> {
         let recipe = question.recipe.clone().with(question.parameter, &value_at(place).to_string());
         let workload = recipe.workload().map_err(Box::new)?;

@@ -195,8 +195,7 @@ pub(super) fn in_words(places: &[u64], name: impl Fn(u64) -> String) -> String {
 
 /// What the context and the libraries take of a device before a strategy takes anything.
 pub(in crate::answer) fn overhead(device: &DeviceSpec) -> Result<u64, ThresholdError> {
-    let context_bytes = device.open()?.props().context_bytes;
-    Ok(context_bytes.saturating_add(device.footprint().library_bytes))
+    Ok(device.overhead_bytes()?)
 }
 
 /// The most bytes that are alive at one time; 0 for a broken trace, which no replay gets through.

@@ -305,7 +305,7 @@ impl ThresholdRecord {
     fn note(&mut self, found: &Threshold) {
         self.status = if found.threshold_bytes.is_some() { ThresholdStatus::Found } else { ThresholdStatus::NeverFits };
         if found.threshold_bytes.is_none() {
-            self.reason = "memory runs out even with the whole device; a larger one is --device sim:SIZE".to_owned();
+            self.reason = "memory runs out even with the whole device; --card SIZE is a larger one".to_owned();
         }
         self.threshold_bytes = found.threshold_bytes;
         self.overhead_bytes = Some(found.overhead_bytes);
@@ -399,7 +399,7 @@ pub struct LargestRecord {
     pub memory_bytes: u64,
     /// What the context and the libraries take of it.
     pub overhead_bytes: u64,
-    /// What is left for the strategy, in whole pages.
+    /// What is left for the strategy: whole pages, or the limit of the process.
     pub limit_bytes: u64,
     /// How the search ended.
     pub status: ThresholdStatus,

@@ -85,7 +85,7 @@ fn prepare(args: &Args, suites: &[SuiteFile]) -> Result<Option<PreparedRun>, Com
     let kept = args.save_baseline.as_deref().map(compare::baseline_folder).transpose()?;
     let fleet = match suites.iter().find(|suite| suite.kind == SuiteKind::Threshold) {
         Some(suite) => args.one_device(suite)?.into(),
-        None => args.device.fleet()?,
+        None => args.device.choice.fleet()?,
     };
     let device = fleet.any();
     let mut cases = select(args, suites, &device)?;
@@ -100,7 +100,7 @@ fn prepare(args: &Args, suites: &[SuiteFile]) -> Result<Option<PreparedRun>, Com
     }
     args.workers.check()?;
     let environment = environment::describe(&device, args.seed.unwrap_or(suites[0].seeds[0]))?;
-    let environment = share.in_environment(environment, RunSettings { contents, ..args.settings(suites) });
+    let environment = share.in_environment(environment, RunSettings { contents, ..args.settings(suites)? });
     let place = share.place(args);
     let folder = share.open(args, &place, || match args.resume {
         Some(_) => RunFolder::resume(&place, &environment, &ids),
@@ -113,7 +113,7 @@ fn prepare(args: &Args, suites: &[SuiteFile]) -> Result<Option<PreparedRun>, Com
 fn select(args: &Args, suites: &[SuiteFile], device: &DeviceSpec) -> Result<Vec<Case>, CommandError> {
     let settings = CaseSettings {
         device: device.clone(),
-        limit: args.device.limit.map(|limit| limit.0),
+        limit: args.device.limit,
         seed: args.seed,
         timeout: args.workers.case_timeout,
     };

@@ -104,19 +104,19 @@ impl Args {
     }
 
     /// What `env.json` says about the options.
-    pub fn settings(&self, suites: &[SuiteFile]) -> RunSettings {
-        RunSettings {
+    pub fn settings(&self, suites: &[SuiteFile]) -> Result<RunSettings, CommandError> {
+        Ok(RunSettings {
             suites: suites.iter().map(|suite| suite.name.clone()).collect(),
             only: self.filter.clone(),
             skip: self.skip.clone(),
             exact: self.exact,
-            limit_bytes: self.device.limit.map(|limit| limit.0),
+            limit_bytes: self.device.limit_bytes()?,
             seed: self.seed,
             case_timeout: self.workers.case_timeout.map(|timeout| timeout.to_string()),
             pack: self.needs.pack,
             base: suites.first().map_or_else(String::new, |suite| suite.base.clone()),
             contents: None,
-        }
+        })
     }
 
     /// The device of a suite that cannot be shared among several.
@@ -352,10 +352,10 @@ mod tests {
     fn resumed_run_keeps_its_options() {
         let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         let part: Partition = "slice:2/4".parse().unwrap();
-        let asked = words("run quick --filter a* --partition slurm --device sim:8GiB -o out");
+        let asked = words("run quick --filter a* --partition slurm --card 8GiB -o out");
         assert_eq!(
             continued(&asked, Some(&part), Path::new("out")),
-            "oomph run quick --filter 'a*' --device sim:8GiB --partition slice:2/4 --resume out"
+            "oomph run quick --filter 'a*' --card 8GiB --partition slice:2/4 --resume out"
         );
         assert_eq!(continued(&[], None, Path::new("new run")), "oomph run --resume 'new run'");
     }

@@ -6,10 +6,10 @@ use anyhow::anyhow;
 
 use super::common::{exit_code, save_trace, strategies_with_memory, test_targets};
 use crate::{
-    base::{Bytes, GIB},
+    base::{Bytes, GIB, MemoryLimit},
     cli::{
         exit::{self, CommandError, CommandResult, StopPolicy},
-        options::{DeviceOptions, Format},
+        options::{DeviceChoice, Format},
         output,
     },
     strategy::StrategySpec,
@@ -40,13 +40,12 @@ pub struct AdversaryArgs {
     /// some also on one region or with smaller pages].
     #[arg(long, short, value_name = "NAME[:PARAMETERS]")]
     pub(super) strategy: Vec<String>,
-    /// Where to run: `sim` (an H200), `sim:SIZE`, `sim:PROFILE`, `cuda[:N]` or `auto`.
-    #[arg(long, value_name = "DEVICE", default_value = "sim")]
-    pub(super) device: String,
-    /// The most physical memory that a strategy may hold [default: as much as it takes; 90 % of the
-    /// free memory on a real device].
-    #[arg(long, value_name = "SIZE")]
-    memory: Option<Bytes>,
+    #[command(flatten)]
+    pub(super) device: DeviceChoice,
+    /// What a strategy may take: a size such as 8GiB, or a fraction of the device such as 0.5 or 50% [default: as much
+    /// as it takes; 90 % of the free memory on a real device].
+    #[arg(long, value_name = "SIZE|FRACTION")]
+    limit: Option<MemoryLimit>,
     /// The most live memory at any time.
     #[arg(long, value_name = "SIZE", default_value_t = Bytes(4 * GIB))]
     live: Bytes,
@@ -98,7 +97,8 @@ impl AdversaryArgs {
     }
 
     fn targets(&self) -> Result<Vec<StressTarget>, CommandError> {
-        let device = DeviceOptions { device: self.device.clone(), limit: None }.spec()?;
+        let device = self.device.spec()?;
+        let memory_bytes = self.limit.map(|limit| device.limit_bytes(limit)).transpose()?.flatten();
         let texts: Vec<String> = if self.strategy.is_empty() {
             strategies_with_memory().map(|entry| entry.name).chain(EXTRA_STRATEGIES).map(str::to_owned).collect()
         } else {
@@ -108,7 +108,6 @@ impl AdversaryArgs {
             .iter()
             .map(|text| {
                 let strategy = StrategySpec::from(text.as_str());
-                let memory_bytes = self.memory.map(|bytes| bytes.0);
                 let target = StressTarget { strategy, device: device.clone(), memory_bytes };
                 // Checked with some amount in place of the placeholder; the other parameters do not
                 // depend on it.

@@ -83,7 +83,7 @@ impl AllArgs {
 Examples:
   oomph stress properties                                      every strategy, 200 programs each
   oomph stress properties --strategy caching --cases 20000 --seed 7
-  oomph stress properties --all-variants --memory 64MiB        further parameter sets, in less memory
+  oomph stress properties --all-variants --limit 64MiB         further parameter sets, in less memory
   oomph stress properties --strategy caching --device cuda     on a real GPU
   oomph stress properties --strategy bfc --trace failing.oomph --fail cuMemFree:2
                                                                one trace, with a driver call that fails")]
@@ -134,7 +134,7 @@ Examples:
   oomph stress faults                                        every strategy, every call
   oomph stress faults --strategy caching:expandable_segments:True
   oomph stress faults --strategy bfc --trace failing.oomph --fault cuMemFree:2
-  oomph stress faults --strategy oomph --device cuda --memory 96MiB
+  oomph stress faults --strategy oomph --device cuda --limit 96MiB
 
 Faults:
   cuMemCreate:3       the strategy's third call of this kind fails

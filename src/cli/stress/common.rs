@@ -13,14 +13,15 @@ use std::{
 use indicatif::ProgressBar;
 
 use crate::{
-    base::{Bytes, MIB, parallel_map},
+    base::{Bytes, MIB, MemoryLimit, parallel_map},
     cli::{
         environment::{self, unused_path},
         exit::{self, CommandError, CommandResult, StopPolicy},
-        options::{DeviceOptions, Format},
+        options::{DeviceChoice, Format},
         output,
         progress::{self, Stages},
     },
+    device::DeviceSpec,
     plugin,
     report::command_line::quoted,
     strategy::{STRATEGIES, StrategyEntry, StrategySpec},
@@ -48,15 +49,15 @@ pub struct StressOptions {
     /// Also test further parameter sets of the default strategies.
     #[arg(long, conflicts_with = "strategy")]
     pub all_variants: bool,
-    /// Where to run: `sim` (an H200), `sim:SIZE`, `sim:PROFILE`, `cuda[:N]` or `auto`.
-    #[arg(long, value_name = "DEVICE", default_value = StressOptions::DEVICE)]
-    pub device: String,
+    #[command(flatten)]
+    pub device: DeviceChoice,
     /// The seed of the random programs.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Physical memory that a strategy may hold.
-    #[arg(long, value_name = "SIZE", default_value_t = StressOptions::MEMORY)]
-    pub memory: Bytes,
+    /// What a strategy may take: a size such as 1GiB, or a fraction of the device such as 0.5 or 50%. [default: 256MiB;
+    /// 8GiB for integrity and soak on a real device]
+    #[arg(long, value_name = "SIZE|FRACTION")]
+    pub limit: Option<MemoryLimit>,
     /// Play this trace instead of generated programs.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
@@ -69,18 +70,23 @@ pub struct StressOptions {
 }
 
 impl StressOptions {
-    /// The default device.
-    pub const DEVICE: &'static str = "sim";
-    /// The default memory: little, so that it runs out.
-    pub const MEMORY: Bytes = Bytes(256 * MIB);
+    /// The default limit: little, so that it runs out.
+    const LIMIT: MemoryLimit = MemoryLimit::Size(Bytes(256 * MIB));
     /// The default folder for failing traces.
     pub const SAVE: &'static str = "stress-failures";
 
     /// All targets to test.
     pub fn targets(&self) -> Result<Vec<StressTarget>, CommandError> {
-        let device = DeviceOptions { device: self.device.clone(), limit: None }.spec()?;
-        let target = |strategy| StressTarget { strategy, device: device.clone(), memory_bytes: Some(self.memory.0) };
+        let device = self.device.spec()?;
+        let memory_bytes = Some(self.memory_bytes(&device)?);
+        let target = |strategy| StressTarget { strategy, device: device.clone(), memory_bytes };
         Ok(self.strategies()?.into_iter().map(target).collect())
+    }
+
+    /// What a strategy may take of the device; all of it without a limit.
+    pub fn memory_bytes(&self, device: &DeviceSpec) -> Result<u64, CommandError> {
+        let limit = device.limit_bytes(self.limit.unwrap_or(StressOptions::LIMIT))?;
+        limit.map_or_else(|| Ok(device.total_bytes()?), Ok)
     }
 
     /// The trace to play, if one was named.
@@ -221,13 +227,15 @@ fn command(failure: &StressFailure, options: &StressOptions, trace: Option<&Path
         None => add("--seed", &options.seed.to_string()),
     }
     add("--strategy", &failure.strategy);
-    if options.device != StressOptions::DEVICE {
-        add("--device", &options.device);
+    let DeviceChoice { device, card } = &options.device;
+    if device != DeviceChoice::DEFAULT {
+        add("--device", device);
     }
-    if options.memory != StressOptions::MEMORY {
-        // The exact size, because a rounded one would change the run.
-        let Bytes(bytes) = options.memory;
-        add("--memory", &if bytes.is_multiple_of(MIB) { format!("{}MiB", bytes / MIB) } else { bytes.to_string() });
+    if let Some(card) = card {
+        add("--card", &card.to_string());
+    }
+    if let Some(limit) = options.limit {
+        add("--limit", &limit.to_string());
     }
     words.extend(failure.conditions.iter().cloned());
     words.join(" ")
@@ -268,7 +276,7 @@ mod tests {
     fn failures_are_saved_with_exit_code() {
         let folder = tempfile::tempdir().unwrap();
         let options = StressOptions { save: folder.path().to_owned(), format: Format::Csv, ..options() };
-        let target = StressTarget::simulated("flawed:RoundsDown", options.memory.0);
+        let target = StressTarget::simulated("flawed:RoundsDown", 256 * MIB);
         let verdict = properties(&target, &ProgramRange { first: 0, count: 9, seed: 1 }, &|| false);
         let stop = AtomicBool::new(false);
         assert_eq!(options.conclude(&[verdict], &stop).unwrap(), exit::STRESS_FAILED);
@@ -301,7 +309,7 @@ mod tests {
     fn failures_do_not_overwrite_each_other() {
         let folder = tempfile::tempdir().unwrap();
         let save = folder.path().join("new folder");
-        let options = StressOptions { save: save.clone(), memory: Bytes(GIB), ..options() };
+        let options = StressOptions { save: save.clone(), limit: Some(MemoryLimit::Size(Bytes(GIB))), ..options() };
         let failure = failure("caching:roundup_power2_divisions:[256:1,>:4]");
         let evidence = save_failure(&failure, &options).unwrap();
         let file = save.join("properties-caching_roundup_power2_divisions__256_1___4_.oomph");
@@ -311,7 +319,7 @@ mod tests {
             evidence.repeat,
             format!(
                 "oomph stress properties --trace '{}' --strategy 'caching:roundup_power2_divisions:[256:1,>:4]' \
-                 --memory 1024MiB --fail cuMemAlloc:2",
+                 --limit 1024MiB --fail cuMemAlloc:2",
                 file.display()
             )
         );

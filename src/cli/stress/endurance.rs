@@ -15,7 +15,7 @@ use super::{
     common::{exit_code, jobs, save_failure, with_progress},
 };
 use crate::{
-    base::{Bytes, GIB},
+    base::{Bytes, GIB, MemoryLimit},
     cli::{
         VERSION,
         exit::{self, CommandError, CommandResult, StopPolicy},
@@ -28,8 +28,8 @@ use crate::{
     suite::CaseTimeout,
 };
 
-/// The default memory on a real device.
-const REAL_MEMORY: Bytes = Bytes(8 * GIB);
+/// The default limit on a real device.
+const REAL_LIMIT: MemoryLimit = MemoryLimit::Size(Bytes(8 * GIB));
 
 /// Fills every block with its own pattern on its stream and compares it before the block is freed,
 /// on other streams that use it, and after cached memory was released. This finds memory that
@@ -46,7 +46,7 @@ Examples:
   oomph stress integrity --strategy caching --stress-count 1000000
   oomph stress integrity --device cuda --threads 16 --streams 8 --stress-duration 8m --state integrity.json
                                                                a slice on a GPU; repeat it for the next
-  oomph stress integrity --device cuda --sizes small --memory 32GiB --stress-duration 60s
+  oomph stress integrity --device cuda --sizes small --limit 32GiB --stress-duration 60s
   oomph stress integrity --strategy bfc --trace failing.oomph  one trace")]
 pub struct IntegrityArgs {
     #[command(flatten)]
@@ -140,7 +140,7 @@ impl EnduranceOptions {
         ) -> Result<EnduranceOutcome, TargetError>
         + Sync,
     ) -> CommandResult {
-        let options = &self.with_memory(options)?;
+        let options = &self.with_limit(options)?;
         let targets = options.targets()?;
         let mut state = self.load_state(kind)?;
         let seed = state.next_seed(options.seed);
@@ -189,7 +189,7 @@ impl EnduranceOptions {
             threads: self.threads,
             streams: self.streams,
             sizes: self.sizes.to_string(),
-            memory_bytes: options.memory.0,
+            memory_bytes: options.memory_bytes(&options.device.spec()?)?,
             wall_ns: begin.elapsed().as_nanos() as u64,
         });
         self.save_state(&state)?;
@@ -199,10 +199,10 @@ impl EnduranceOptions {
     }
 
     /// Uses more memory by default on a real device.
-    fn with_memory(&self, options: &StressOptions) -> Result<StressOptions, CommandError> {
-        let simulated = options.targets()?.iter().all(|target| target.device.is_simulated());
-        let memory = if simulated || options.memory != StressOptions::MEMORY { options.memory } else { REAL_MEMORY };
-        Ok(StressOptions { memory, ..options.clone() })
+    fn with_limit(&self, options: &StressOptions) -> Result<StressOptions, CommandError> {
+        let is_simulated = options.device.spec()?.is_simulated();
+        let limit = options.limit.or((!is_simulated).then_some(REAL_LIMIT));
+        Ok(StressOptions { limit, ..options.clone() })
     }
 
     /// The state with all earlier slices.

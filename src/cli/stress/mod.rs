@@ -16,7 +16,7 @@ use std::{env, panic, process::Command};
 use super::worker::plugin_host;
 use super::{
     exit::{self, CommandError, CommandResult},
-    options::DeviceOptions,
+    options::DeviceChoice,
     output,
 };
 use crate::{base::exit_description, plugin, strategy::StrategySpec, stress::is_under_test};
@@ -69,7 +69,7 @@ enum Kind {
 
 impl Kind {
     /// The strategies and the device that were named.
-    fn target(&self) -> (&[String], &str) {
+    fn target(&self) -> (&[String], &DeviceChoice) {
         let options = match self {
             Kind::All(args) => &args.options,
             Kind::Integrity(args) => &args.options,
@@ -112,15 +112,15 @@ fn silence_panics_under_test() {
 }
 
 /// The option that marks the second process.
-const SECOND_PROCESS: &str = "in-this-process";
+pub const SECOND_PROCESS: &str = "in-this-process";
 
 /// Whether one of the strategies might end this process. On the simulated device plugins are served
 /// by other processes; on a real one they cannot be.
-fn needs_second_process(strategies: &[String], device: &str) -> Result<bool, CommandError> {
+fn needs_second_process(strategies: &[String], device: &DeviceChoice) -> Result<bool, CommandError> {
     if !strategies.iter().any(|strategy| plugin::is_plugin(&StrategySpec::from(strategy.as_str()))) {
         return Ok(false);
     }
-    let device = DeviceOptions { device: device.to_owned(), limit: None }.spec()?;
+    let device = device.spec()?;
     #[cfg(unix)]
     if device.is_simulated() {
         plugin_host::offer()?;

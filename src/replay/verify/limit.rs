@@ -6,7 +6,7 @@
 
 use super::{Counters, Divergence, Verdict, Verification, verify};
 use crate::{
-    base::{MIB, NoProgress, Progress},
+    base::{MIB, MemoryLimit, NoProgress, Progress},
     device::DeviceProps,
     strategy::Setup,
     trace::torch::{Action, MemoryRefuser, ProcessLimit, RecordedLimit, Recording, TraceEntry},
@@ -223,9 +223,8 @@ const LEAST_SEEN: f64 = 0.8;
 /// More fractions than this say nothing.
 const MOST_FRACTIONS: usize = 4;
 
-/// As PyTorch computes it (`setMemoryFraction`).
 fn limit_of(fraction: f64, total: u64) -> u64 {
-    (fraction * total as f64) as u64
+    MemoryLimit::Fraction(fraction).resolve(total).unwrap_or(total)
 }
 
 /// The only fraction in a range with at most three decimals, or the roundest ones: hundredths, thousandths, or

@@ -189,7 +189,7 @@ impl EnduranceTest {
             let trace = self.find_in_simulation(until);
             let mut detail = damage_text(&run.damaged);
             if trace.is_some() {
-                detail += "; the trace reproduces it with --device sim --memory 256MiB";
+                detail += "; the trace reproduces it with --device sim --limit 256MiB";
             }
             outcome.failures.push(StressFailure { trace, ..self.target.failure(KIND, detail) });
         }

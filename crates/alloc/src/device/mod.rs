@@ -12,6 +12,7 @@
 mod calibrate;
 mod call;
 mod capability;
+mod card;
 pub mod cuda;
 mod mapping;
 mod pattern;
@@ -25,6 +26,7 @@ pub use capability::{
     Capabilities, Compute, MissingCapabilities, Patterns, PhysicalId, PinnedHost, PoolId, PoolSettings, PoolUsage,
     StreamOrderedPools, VirtualMemory,
 };
+pub use card::Card;
 pub use pattern::{Damage, LONGEST_PATTERN_BYTES, PatternPlace, Patterned, Verified, WORD_BYTES};
 pub use spec::{DeviceFleet, DeviceSpec, DeviceSpecError};
 

@@ -7,9 +7,10 @@ use super::{
     Device, cuda,
     sim::{SimConfig, SimConfigError, SimDevice},
 };
-use oomph_base::{Bytes, did_you_mean, nearest};
+use oomph_base::{Bytes, MemoryLimit, did_you_mean, nearest};
 
-/// Which device to open: `sim`, `sim:80GiB`, `sim:h200`, `cuda`, `cuda:1` or `auto`.
+/// Which device to open: `sim`, `cuda`, `cuda:1` or `auto`; `sim:CARD` such as `sim:80GiB` or `sim:h200` has another
+/// card.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceSpec {
     text: String,
@@ -26,7 +27,7 @@ enum DeviceKind {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceSpecError {
     /// The text is not a device.
-    #[error("unknown device '{text}', write sim, sim:80GiB, sim:h200, cuda, cuda:1 or auto{}", did_you_mean(suggestion.as_deref()))]
+    #[error("unknown device '{text}', write sim, cuda, cuda:1 or auto{}", did_you_mean(suggestion.as_deref()))]
     Unknown {
         /// What was typed.
         text: String,
@@ -41,7 +42,7 @@ pub enum DeviceSpecError {
     },
     /// The text looks like several devices but is invalid.
     #[error(
-        "'{text}' is not a set of devices: write cuda:all, or a number of simulated ones, from 1xsim to {most}xsim:80GiB"
+        "'{text}' is not a set of devices: write cuda:all, or a number of simulated ones, from 1xsim to {most}xsim"
     )]
     UnknownFleet {
         /// What was typed.
@@ -110,6 +111,31 @@ impl DeviceSpec {
     #[must_use]
     pub fn is_simulated(&self) -> bool {
         matches!(self.kind, DeviceKind::Sim(_))
+    }
+
+    /// A simulated device with a name.
+    pub(super) fn simulated(text: &str, config: SimConfig) -> DeviceSpec {
+        DeviceSpec { text: text.to_owned(), kind: DeviceKind::Sim(Box::new(config)) }
+    }
+
+    /// A memory limit on this device in bytes; `None` is no limit.
+    pub fn limit_bytes(&self, limit: MemoryLimit) -> Result<Option<u64>, DeviceSpecError> {
+        // A size is known without a device.
+        let total_bytes = if limit.is_fraction() { self.total_bytes()? } else { 0 };
+        Ok(limit.resolve(total_bytes))
+    }
+
+    /// What the context and the libraries take before a strategy takes anything.
+    pub fn overhead_bytes(&self) -> Result<u64, DeviceSpecError> {
+        Ok(self.open()?.props().context_bytes.saturating_add(self.footprint().library_bytes))
+    }
+
+    /// Total memory, as PyTorch computes fractions of it. Leaves nothing on the device.
+    pub fn total_bytes(&self) -> Result<u64, DeviceSpecError> {
+        match &self.kind {
+            DeviceKind::Sim(config) => Ok(config.total_bytes()),
+            &DeviceKind::Cuda(ordinal) => cuda::total_bytes(ordinal).map_err(|reason| self.unavailable(reason)),
+        }
     }
 
     /// The same device with at least this much memory. A real one is unchanged.

@@ -25,6 +25,7 @@ unavailable! {
     probe(_ordinal: u32) -> ();
     count() -> u32;
     name(_ordinal: u32) -> String;
+    total_bytes(_ordinal: u32) -> u64;
     matrix_library() -> String;
     footprint(_ordinal: u32) -> Footprint;
 }

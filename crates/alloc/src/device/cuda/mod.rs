@@ -16,12 +16,12 @@ mod enabled;
 #[cfg(not(feature = "cuda"))]
 pub use disabled::{
     NoContext as ContextGuard, count, driver_version, footprint, keep_context, look_for_toolkit_in, matrix_library,
-    name, open, open_as_guest, probe, survey,
+    name, open, open_as_guest, probe, survey, total_bytes,
 };
 #[cfg(feature = "cuda")]
 pub use enabled::{
     ContextGuard, CudaDevice, count, driver_version, footprint, keep_context, look_for_toolkit_in, matrix_library,
-    name, open, open_as_guest, probe, survey,
+    name, open, open_as_guest, probe, survey, total_bytes,
 };
 
 /// Why a GPU cannot be used.

@@ -1,5 +1,5 @@
 //! Which GPU is simulated ([`Profile`], [`SimConfig`]), and profiles as files: what `doctor
-//! --calibrate` writes and `--device sim:PATH` reads.
+//! --calibrate` writes and `--card PATH` reads.
 
 use std::{
     borrow::Cow,
@@ -16,7 +16,7 @@ use super::{
     costs::{Cost, CostTable},
     work_times::{Rates, WorkTable, WorkTime},
 };
-use oomph_base::{Bytes, ParseBytesError, did_you_mean, nearest};
+use oomph_base::{Bytes, TypedSizeError, did_you_mean, nearest};
 
 /// Everything that makes one GPU differ from another.
 #[derive(Clone, Debug, PartialEq)]
@@ -84,6 +84,29 @@ impl SimConfig {
         self.capacity_bytes.unwrap_or(self.profile.total_bytes)
     }
 
+    /// The GPU that a card is: a size, which keeps the properties of the H200; or the name or file of a profile.
+    ///
+    /// ```
+    /// use oomph_alloc::device::sim::SimConfig;
+    /// assert_eq!(SimConfig::of_card("24GiB").unwrap().total_bytes(), 24 << 30);
+    /// assert_eq!(SimConfig::of_card("h200"), Ok(SimConfig::default()));
+    /// ```
+    pub fn of_card(text: &str) -> Result<SimConfig, SimConfigError> {
+        let config = match Profile::named(text) {
+            Some(profile) => profile.into(),
+            None if Path::new(text).is_file() => ProfileFile::load(Path::new(text))?.into(),
+            None if text.starts_with(|c: char| c.is_ascii_digit() || c == '-') => {
+                SimConfig { capacity_bytes: Some(Bytes::typed(text)?.0), ..SimConfig::default() }
+            }
+            None => {
+                let nearest = nearest(&text.to_ascii_lowercase(), Profile::NAMES.iter().copied());
+                return Err(SimConfigError::UnknownCard { name: text.to_owned(), nearest });
+            }
+        };
+        config.check()?;
+        Ok(config)
+    }
+
     /// Checks that such a device is possible.
     pub(super) fn check(&self) -> Result<(), SimConfigError> {
         let Profile { context_bytes, page_bytes, granularity_bytes, .. } = self.profile;
@@ -137,20 +160,23 @@ pub enum SimConfigError {
         granularity_bytes: u64,
     },
     /// The text names another kind of device.
-    #[error("'{0}' is not a simulated device; write sim, sim:80GiB or sim:h200")]
+    #[error("'{0}' is not a simulated device; write sim")]
     NotSimulated(String),
-    /// The text after `sim:` starts like a size but is not one.
-    #[error("in 'sim:': {0}")]
-    Size(#[from] ParseBytesError),
-    /// The text after `sim:` is neither a size nor a profile.
-    #[error("there is no profile '{name}' among {}, nor a file of that name{}", Profile::NAMES.join(", "), did_you_mean(.nearest.as_deref()))]
-    UnknownProfile {
+    /// The card starts like a size but is not one.
+    #[error(transparent)]
+    Size(#[from] TypedSizeError),
+    /// The card is neither a size nor a profile.
+    #[error(
+        "unknown card '{name}': write a size such as 24GiB, a name ({}) or the file of a profile{}",
+        Profile::NAMES.join(", "), did_you_mean(.nearest.as_deref())
+    )]
+    UnknownCard {
         /// What was typed.
         name: String,
         /// The nearest right name.
         nearest: Option<String>,
     },
-    /// The file after `sim:` is not a profile.
+    /// The file is not a profile.
     #[error("the profile {path} cannot be used: {reason}")]
     BadProfile {
         /// Which file.
@@ -163,34 +189,18 @@ pub enum SimConfigError {
 impl FromStr for SimConfig {
     type Err = SimConfigError;
 
-    /// Reads `sim`, `sim:SIZE`, `sim:PROFILE` or `sim:PATH` of a profile that `doctor --calibrate`
-    /// wrote.
+    /// Reads `sim`, or `sim:CARD` with a card as in [`SimConfig::of_card`].
     ///
     /// ```
     /// use oomph_alloc::device::sim::SimConfig;
     /// assert_eq!("sim:80GiB".parse::<SimConfig>().unwrap().total_bytes(), 80 << 30);
     /// ```
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let config = match text.strip_prefix("sim") {
-            Some("") => SimConfig::default(),
-            Some(rest) => match rest.strip_prefix(':') {
-                Some(size) if size.starts_with(|c: char| c.is_ascii_digit() || c == '-') => {
-                    SimConfig { capacity_bytes: Some(size.parse::<Bytes>()?.0), ..SimConfig::default() }
-                }
-                Some(name) => match Profile::named(name) {
-                    Some(profile) => profile.into(),
-                    None if Path::new(name).is_file() => ProfileFile::load(Path::new(name))?.into(),
-                    None => {
-                        let nearest = nearest(name, Profile::NAMES.iter().copied());
-                        return Err(SimConfigError::UnknownProfile { name: name.to_owned(), nearest });
-                    }
-                },
-                None => return Err(SimConfigError::NotSimulated(text.to_owned())),
-            },
-            None => return Err(SimConfigError::NotSimulated(text.to_owned())),
-        };
-        config.check()?;
-        Ok(config)
+        match (text, text.strip_prefix("sim:")) {
+            ("sim", _) => Ok(SimConfig::default()),
+            (_, Some(card)) => SimConfig::of_card(card),
+            _ => Err(SimConfigError::NotSimulated(text.to_owned())),
+        }
     }
 }
 
@@ -311,9 +321,10 @@ mod tests {
         assert!(refusal("sim:5parsecs").contains("not an amount of memory"));
         assert_eq!(
             refusal("sim:h20"),
-            "there is no profile 'h20' among h200, nor a file of that name; did you mean 'h200'?"
+            "unknown card 'h20': write a size such as 24GiB, a name (h200) or the file of a profile; did you mean 'h200'?"
         );
-        assert!(refusal("sim:").contains("there is no profile ''"));
+        assert!(refusal("sim:").contains("unknown card ''"));
+        assert_eq!(refusal("sim:24"), "24 means 24 bytes; did you mean 24GiB? (write 24B for bytes)");
         assert!(refusal("cuda:0").contains("not a simulated device"));
         assert!(refusal("simple").contains("not a simulated device"));
     }

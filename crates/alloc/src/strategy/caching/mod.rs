@@ -27,7 +27,7 @@ use super::{
     pooled::{MemoryPiece, NONE, PieceState, PieceTable},
 };
 use crate::device::Capabilities;
-use oomph_base::{Address, StreamId};
+use oomph_base::{Address, MemoryLimit, StreamId};
 use oomph_pytorch::{AllocatorSettings, AllocatorSettingsError, MIN_BLOCK_SIZE, REQUEST_LIMIT, SMALL_SIZE};
 
 /// The registry's line.
@@ -148,7 +148,7 @@ impl Caching {
     #[must_use]
     pub fn new(settings: AllocatorSettings, setup: &Setup<'_>) -> Caching {
         let device_bytes = setup.props.total_bytes;
-        let fraction = limit_of_fraction(settings.per_process_memory_fraction, device_bytes);
+        let fraction = MemoryLimit::Fraction(settings.per_process_memory_fraction).resolve(device_bytes);
         let limit = [setup.limit, fraction].into_iter().flatten().min();
         Caching::as_new((settings, limit), device_bytes)
     }
@@ -244,7 +244,7 @@ impl Strategy for Caching {
                 Ok(())
             }
             Control::Fraction(fraction) if (0.0..=1.0).contains(&fraction) => {
-                self.limit = limit_of_fraction(fraction, self.device_bytes);
+                self.limit = MemoryLimit::Fraction(fraction).resolve(self.device_bytes);
                 self.rare = RareRules::of(&self.settings, self.limit);
                 Ok(())
             }
@@ -347,9 +347,4 @@ impl Caching {
             blocks,
         }
     }
-}
-
-/// The limit for a memory fraction (`setMemoryFraction`); a fraction of 1 sets no limit.
-fn limit_of_fraction(fraction: f64, device_bytes: u64) -> Option<u64> {
-    (fraction < 1.0).then_some((fraction * device_bytes as f64) as u64)
 }

@@ -201,9 +201,17 @@ impl Drop for ContextGuard {
 
 /// The name of a GPU. Needs no context.
 pub(super) fn name_of(ordinal: u32) -> Result<String, String> {
+    Ok(name(device_of(ordinal)?).unwrap_or_else(|| UNNAMED.to_owned()))
+}
+
+/// The total memory of a GPU, without using it.
+pub(super) fn total_bytes_of(ordinal: u32) -> Result<u64, String> {
+    total_memory(device_of(ordinal)?).ok_or_else(|| format!("GPU {ordinal} does not tell its memory"))
+}
+
+fn device_of(ordinal: u32) -> Result<sys::CUdevice, String> {
     must_be_there(ordinal)?;
-    let device = device(ordinal).map_err(|code| format!("GPU {ordinal} cannot be used: cuDeviceGet says {code:?}"))?;
-    Ok(name(device).unwrap_or_else(|| UNNAMED.to_owned()))
+    device(ordinal).map_err(|code| format!("GPU {ordinal} cannot be used: cuDeviceGet says {code:?}"))
 }
 
 /// Checks that the driver shows this process a GPU of that number; the error says what it shows.

@@ -81,6 +81,11 @@ pub fn name(ordinal: u32) -> Result<String, Unavailable> {
     context::name_of(ordinal).map_err(Unavailable)
 }
 
+/// The total memory of a GPU.
+pub fn total_bytes(ordinal: u32) -> Result<u64, Unavailable> {
+    context::total_bytes_of(ordinal).map_err(Unavailable)
+}
+
 /// The newest CUDA version that the driver supports, such as `13.0`, where there is a driver.
 #[must_use]
 pub fn driver_version() -> Option<String> {
