@@ -169,7 +169,11 @@ mod tests {
             ("verify --fraction 0.5 a", "verify --limit 0.5 a", "note: --fraction is now --limit"),
             ("verify --fraction 1 a", "verify --limit 1.0 a", "note: --fraction 1 is now --limit 1.0"),
             ("threshold a --cap device", "threshold a --smallest card", "note: --cap device is now --smallest card"),
-            ("replay a --device sim:8GiB", "replay a --device sim --card 8GiB", "note: --device sim:8GiB is now --card 8GiB"),
+            (
+                "replay a --device sim:8GiB",
+                "replay a --device sim --card 8GiB",
+                "note: --device sim:8GiB is now --card 8GiB",
+            ),
             (
                 "run --device=4xsim:h200",
                 "run --device 4xsim --card h200",

@@ -237,7 +237,8 @@ fn cases(
     let recorded = program.and_then(|program| program.limit(&args.device));
     let limit = args.device.limit_bytes()?.or(recorded.map(|limit| limit.bytes));
     // The recorded program survived its failures.
-    let is_replaced = args.device.limit.is_some() || (recorded.is_none() && program.is_some_and(|known| known.limit.is_some()));
+    let is_replaced =
+        args.device.limit.is_some() || (recorded.is_none() && program.is_some_and(|known| known.limit.is_some()));
     let survives = !is_replaced && program.is_some_and(|program| program.failures > 0 && !program.died);
     let case = |strategy: &StrategySpec| {
         let label = CaseLabel {

@@ -96,7 +96,8 @@ const MODELS: [&str; 5] = ["gpt-124m", "gpt-355m", "gpt-1.3b", "gpt-13b", "resne
 pub fn run(args: Args) -> CommandResult {
     let device = DeviceChoice::named(&args.device).spec()?;
     // A profile has its own times; a size only its memory.
-    let simulated = args.card.as_ref().map_or_else(|| simulated_beside(&device), |card| Ok(card.device_for_search()))?;
+    let simulated =
+        args.card.as_ref().map_or_else(|| simulated_beside(&device), |card| Ok(card.device_for_search()))?;
     let device = if device.is_simulated() { simulated.clone() } else { device };
     let memory_bytes = memory_bytes(&args, &simulated)?;
     let question = TechniquesQuestion {

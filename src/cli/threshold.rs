@@ -140,7 +140,9 @@ fn device(args: &Args) -> Result<DeviceSpec, CommandError> {
         (Some(_), _) | (None, []) => None,
         (None, [card]) => Some(card.clone()),
         (None, _) => {
-            return Err(CommandError::usage(anyhow!("the search uses one --card; with --largest there may be several")));
+            return Err(CommandError::usage(anyhow!(
+                "the search uses one --card; with --largest there may be several"
+            )));
         }
     };
     let spec = DeviceChoice { device: args.device.clone(), card }.spec()?;

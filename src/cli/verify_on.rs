@@ -166,15 +166,11 @@ fn named(
 }
 
 /// The workloads of the suites, once per limit and seed.
-fn of_suites(
-    args: &verify::Args,
-    devices: &ComparedDevices,
-) -> Result<Vec<(SourceSpec, CaseLabel)>, CommandError> {
+fn of_suites(args: &verify::Args, devices: &ComparedDevices) -> Result<Vec<(SourceSpec, CaseLabel)>, CommandError> {
     let every_suite = || SuiteFile::embedded().map(str::to_owned).collect();
     let names: Vec<String> =
         if args.on.suite.iter().any(|name| name == "all") { every_suite() } else { args.on.suite.clone() };
-    let settings =
-        CaseSettings { device: devices.real.clone(), limit: args.device.limit, seed: None, timeout: None };
+    let settings = CaseSettings { device: devices.real.clone(), limit: args.device.limit, seed: None, timeout: None };
     let mut found: Vec<(SourceSpec, CaseLabel)> = Vec::new();
     for name in &names {
         let suite = SuiteFile::load(name).map_err(CommandError::usage)?;

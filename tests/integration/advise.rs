@@ -87,7 +87,7 @@ fn advice_for_a_recorded_oom() {
 #[test]
 fn advise_prints_line_and_json() {
     let recording = path_of("varlen_stack");
-    let (out, _) = run(".", &["advise", &recording, "--memory", "24GiB"], 0);
+    let (out, _) = run(".", &["advise", &recording, "--card", "24GiB"], 0);
     assert!(out.contains("EXACT") && out.contains("smallest limit"), "{out}");
     let (out, _) = run(".", &["advise", &recording, "--format", "json"], 0);
     let row = &serde_json::from_str::<Value>(&out).unwrap()["rows"][0];
@@ -115,11 +115,10 @@ fn too_little_memory_is_exhaustion() {
 fn mistakes_are_explained() {
     for (arguments, words) in [
         (&["advise", "checkerbord"][..], "did you mean 'checkerboard'?"),
-        (&["advise", "checkerboard", "--memory", "8GiB", "--limit", "8GiB"], "cannot be used with"),
         (&["advise", "checkerboard", "--current", "expandable_segment:True"], "did you mean 'expandable_segments'?"),
         (
-            &["advise", "checkerboard", "--memory", "4"],
-            "4 B is too small for a card: the context and libraries alone take",
+            &["advise", "checkerboard", "--card", "600MiB"],
+            "600 MiB is too small for a card: the context and libraries alone take",
         ),
         (&["advise"], "SNAPSHOT"),
     ] {

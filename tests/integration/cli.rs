@@ -160,7 +160,7 @@ fn missing_device_is_an_error() {
 #[test]
 fn impossible_devices_and_limits_are_refused() {
     let folder = empty();
-    refused(&folder, &["replay", "checkerboard", "--device", "sim:0"], &["too small"]);
+    refused(&folder, &["replay", "checkerboard", "--card", "0"], &["too small"]);
     refused(&folder, &["replay", "checkerboard", "--limit", "lots"], &["lots", "512MiB"]);
 }
 

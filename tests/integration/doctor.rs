@@ -16,11 +16,11 @@ fn a_measured_profile_can_be_simulated() {
     let measured = oomph(folder.path(), &["doctor", "--calibrate", "mine.toml", "--device", "sim"], &[]);
     let said = String::from_utf8(measured.stdout).unwrap();
     assert!(measured.status.success(), "{said}");
-    for word in ["fp32 at up to", "bf16 at up to", "GB/s", "pinned", "--device sim:mine.toml"] {
+    for word in ["fp32 at up to", "bf16 at up to", "GB/s", "pinned", "--card mine.toml"] {
         assert!(said.contains(word), "{word} is missing in {said}");
     }
-    let peaks = |device: &str| {
-        let arguments = ["replay", "training", "-s", "caching", "--device", device, "--format", "csv"];
+    let peaks = |card: &str| {
+        let arguments = ["replay", "training", "-s", "caching", "--card", card, "--format", "csv"];
         let output = oomph(folder.path(), &arguments, &[]);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let text = String::from_utf8(output.stdout).unwrap();
@@ -28,7 +28,7 @@ fn a_measured_profile_can_be_simulated() {
         let place = rows.headers().unwrap().iter().position(|name| name == "peak_reserved_bytes").unwrap();
         rows.records().next().unwrap().unwrap()[place].to_owned()
     };
-    assert_eq!(peaks("sim:mine.toml"), peaks("sim:h200"));
+    assert_eq!(peaks("mine.toml"), peaks("h200"));
 }
 
 #[test]
@@ -42,10 +42,10 @@ fn missing_device_cannot_be_measured() {
 #[test]
 fn unknown_profile_suggests_the_nearest() {
     let folder = TempDir::new().unwrap();
-    let refused = oomph(folder.path(), &["replay", "checkerboard", "--device", "sim:h20"], &[]);
+    let refused = oomph(folder.path(), &["replay", "checkerboard", "--card", "h20"], &[]);
     let said = String::from_utf8(refused.stderr).unwrap();
     assert_eq!(refused.status.code(), Some(2));
-    assert!(said.contains("no profile 'h20' among h200") && said.contains("did you mean 'h200'?"), "{said}");
+    assert!(said.contains("unknown card 'h20'") && said.contains("did you mean 'h200'?"), "{said}");
 }
 
 #[cfg(feature = "cuda")]

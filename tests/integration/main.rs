@@ -19,6 +19,7 @@ mod doctor;
 mod inspect_summary;
 mod install;
 mod leaks;
+mod memory_options;
 mod museum;
 mod own_allocator;
 mod own_limit;

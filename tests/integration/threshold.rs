@@ -45,7 +45,7 @@ fn threshold_table_explains_the_failure_below() {
     ] {
         assert!(out.contains(words), "'{words}' is missing in {out}");
     }
-    let device = [&["threshold", "checkerboard", "--cap", "device", "--repeat", "1"], &SMALL[..]].concat();
+    let device = [&["threshold", "checkerboard", "--smallest", "card", "--repeat", "1"], &SMALL[..]].concat();
     let (out, _) = run(&folder, &device, 0);
     assert!(out.contains("the driver refuses; 1 round"), "{out}");
 }
@@ -66,7 +66,7 @@ fn the_largest_batch_grows_with_the_memory() {
         "2",
         "--largest",
         "batch",
-        "--memory",
+        "--card",
         "8GiB,24GiB",
     ];
     let found = json(&folder, &arguments);
@@ -80,8 +80,8 @@ fn the_largest_batch_grows_with_the_memory() {
 fn invalid_questions_are_refused() {
     let folder = TempDir::new().unwrap();
     for (arguments, words) in [
-        (&["threshold", "training", "--largest", "batches", "--memory", "8GiB"][..], "did you mean 'batch'?"),
-        (&["threshold", "training", "--largest", "batch"], "--memory"),
+        (&["threshold", "training", "--largest", "batches", "--card", "8GiB"][..], "did you mean 'batch'?"),
+        (&["threshold", "training", "--largest", "batch"], "--card"),
         (&["threshold", "checkerbord"], "did you mean 'checkerboard'?"),
         (&["threshold", "checkerboard", "--strategy", "cachin"], "did you mean 'caching'?"),
         (&["threshold", "checkerboard", "--repeat", "0"], "--repeat"),

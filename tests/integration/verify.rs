@@ -307,14 +307,14 @@ fn verify_prints_the_inferred_limit() {
 
 #[test]
 fn verify_exit_code_names_the_failure() {
-    let (code, text) = oomph(&["verify", "--fraction", "0.5", OOM_BASE]);
+    let (code, text) = oomph(&["verify", "--limit", "0.5", OOM_BASE]);
     assert_eq!(code, 100, "{text}");
     assert!(text.starts_with("DIVERGED") && text.contains("recorded") && text.contains("model"), "{text}");
     let (code, text) = oomph(&["verify", "Cargo.toml", OOM_BASE]);
     assert_eq!(code, 2, "{text}");
     assert!(text.starts_with("FAILED    Cargo.toml: ") && text.contains("1 exact, 1 failed"), "{text}");
-    let (code, text) = oomph(&["verify", "--fraction", "2", OOM_BASE]);
-    assert!(code == 2 && text.contains("not a number from 0 to 1"), "{text}");
+    let (code, text) = oomph(&["verify", "--limit", "200%", OOM_BASE]);
+    assert!(code == 2 && text.contains("not a fraction from 0 to 1"), "{text}");
 }
 
 #[test]

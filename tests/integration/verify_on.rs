@@ -72,7 +72,7 @@ fn agreement_table_explains_async() {
 
 #[test]
 fn other_device_differs_in_peaks_only() {
-    let rows = rows(&["--on", "sim", "--device", "sim:6GiB", "training", "-s", "caching"]);
+    let rows = rows(&["--on", "sim", "--card", "6GiB", "training", "-s", "caching"]);
     let [row] = &rows[..] else { panic!("{rows:?}") };
     assert_eq!((&row["finding"], &row["agreement_percent"]), (&"agrees".into(), &100.0.into()));
     assert_eq!((&row["device"], &row["simulated_device"]), (&"sim".into(), &"sim:6GiB".into()));

@@ -88,9 +88,7 @@ impl FromStr for MemoryLimit {
         };
         match number.filter(|number| is_decimal && number.is_finite()) {
             Some(fraction) if (0.0..=1.0).contains(&fraction) => Ok(MemoryLimit::Fraction(fraction)),
-            Some(fraction) if percent.is_some() || fraction < 0.0 => {
-                Err(MemoryLimitError::OutOfRange(text.to_owned()))
-            }
+            Some(fraction) if percent.is_some() || fraction < 0.0 => Err(MemoryLimitError::OutOfRange(text.to_owned())),
             _ if text == "1" => Err(MemoryLimitError::One),
             _ => match Bytes::typed(text) {
                 Ok(size) => Ok(MemoryLimit::Size(size)),
@@ -105,7 +103,10 @@ impl FromStr for MemoryLimit {
 impl<'de> Deserialize<'de> for MemoryLimit {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
-        #[serde(untagged, expecting = "expected a size such as \"80GiB\", a number of bytes, or a fraction such as 0.5")]
+        #[serde(
+            untagged,
+            expecting = "expected a size such as \"80GiB\", a number of bytes, or a fraction such as 0.5"
+        )]
         enum Written {
             Bytes(u64),
             Fraction(f64),
@@ -210,7 +211,10 @@ mod tests {
     #[test]
     fn numbers_without_a_unit_are_questioned() {
         assert_eq!(refusal("24"), "24 means 24 bytes; did you mean 24GiB? (write 24B for bytes)");
-        assert_eq!(refusal("1048575"), "1048575 means 1048575 bytes; did you mean 1048575GiB? (write 1048575B for bytes)");
+        assert_eq!(
+            refusal("1048575"),
+            "1048575 means 1048575 bytes; did you mean 1048575GiB? (write 1048575B for bytes)"
+        );
         assert_eq!(refusal("1"), "1 means 1 byte; did you mean 1GiB, or 1.0 for no limit? (write 1B for one byte)");
         assert_eq!(refusal("1.5"), "1.5 has no unit; did you mean 1.5GiB?");
         assert_eq!(refusal("24.0"), "24.0 has no unit; did you mean 24.0GiB?");

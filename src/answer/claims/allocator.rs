@@ -150,7 +150,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         published: "the same OOM",
         lesson: "The fraction counts what the allocator takes. A smaller card also holds the context and the libraries, so \
                  memory runs out earlier: subtract them from the fraction.",
-        command: "oomph leaks leak-cache --set steps=200 --device sim:20GiB --limit 12GiB; oomph leaks leak-cache --set steps=200 --device sim:12GiB",
+        command: "oomph leaks leak-cache --set steps=200 --card 20GiB --limit 0.6; oomph leaks leak-cache --set steps=200 --card 12GiB",
         test: SimulatedOnly(|bench, finding| {
             let program = recipe("leak-cache", &[("steps", "200")])?;
             let ends_at = |device: &str, limit: Option<u64>| {

@@ -341,7 +341,7 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
         statement: "Fixing a leak allows a larger batch and more than doubles training speed",
         published: "more than 2x",
         lesson: "The batch grows several times; but a GPU that is busy already gains little by that.",
-        command: "oomph threshold leak-outputs --largest batch --memory 24GiB; oomph threshold leak-outputs-fixed --largest batch --memory 24GiB",
+        command: "oomph threshold leak-outputs --largest batch --card 24GiB; oomph threshold leak-outputs-fixed --largest batch --card 24GiB",
         test: SimulatedOnly(|bench, finding| {
             let mut speed = Vec::new();
             for name in ["leak-outputs", "leak-outputs-fixed"] {

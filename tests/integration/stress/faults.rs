@@ -5,7 +5,7 @@ use super::{code, oomph, rows, stderr, stdout};
 #[test]
 fn faults_cover_every_driver_call() {
     let folder = tempfile::tempdir().unwrap();
-    let play = || oomph(folder.path(), "stress faults --strategy arena --strategy tlsf --memory 96MiB --format json");
+    let play = || oomph(folder.path(), "stress faults --strategy arena --strategy tlsf --limit 96MiB --format json");
     let first = play();
     assert_eq!(code(&first), 0, "{}{}", stdout(&first), stderr(&first));
     for row in rows(&first) {
@@ -21,7 +21,7 @@ fn faults_cover_every_driver_call() {
 fn trace_runs_under_the_given_faults() {
     let folder = tempfile::tempdir().unwrap();
     assert_eq!(code(&oomph(folder.path(), "convert adversary-ladder ladder.oomph")), 0);
-    let base = "stress faults --trace ladder.oomph --strategy caching --memory 8GiB --format json";
+    let base = "stress faults --trace ladder.oomph --strategy caching --limit 8GiB --format json";
     let played = |more: &str| {
         let output = oomph(folder.path(), &format!("{base} {more}"));
         assert_eq!(code(&output), 0, "{}{}", stdout(&output), stderr(&output));

@@ -24,7 +24,7 @@ fn trace_runs_with_failing_driver_calls() {
     let folder = tempfile::tempdir().unwrap();
     assert_eq!(code(&oomph(folder.path(), "convert training training.oomph")), 0);
     let played = |more: &str| {
-        let base = "stress properties --trace training.oomph --strategy caching --memory 8GiB --format json";
+        let base = "stress properties --trace training.oomph --strategy caching --limit 8GiB --format json";
         let output = oomph(folder.path(), &format!("{base} {more}"));
         assert_eq!(code(&output), 0, "{}", String::from_utf8_lossy(&output.stdout));
         rows(&output).remove(0)
