@@ -77,8 +77,8 @@ pub struct Args {
     /// its name or profile file. With --largest one or more, such as 8GiB,24GiB. [default: h200]
     #[arg(long, value_name = "SIZE|NAME,..", value_delimiter = ',')]
     card: Vec<Card>,
-    /// What the process may take: one or more sizes, or fractions of the device such as 0.5 or 50%.
-    #[arg(long, value_name = "SIZE|FRACTION,..", value_delimiter = ',', requires = "largest")]
+    /// With --largest, what the process may take: one or more sizes, or fractions of the device such as 0.5 or 50%.
+    #[arg(long, value_name = "SIZE|FRACTION,..", value_delimiter = ',')]
     limit: Vec<MemoryLimit>,
     /// What is searched [default: limit].
     #[arg(long, value_enum, value_name = "MEMORY")]
@@ -145,6 +145,12 @@ fn device(args: &Args) -> Result<DeviceSpec, CommandError> {
             )));
         }
     };
+    if args.largest.is_none() && !args.limit.is_empty() {
+        return Err(CommandError::usage(anyhow!(
+            "without --largest, the smallest limit is what is searched: leave out --limit; `oomph replay` and `oomph \
+             advise` answer for one limit"
+        )));
+    }
     let spec = DeviceChoice { device: args.device.clone(), card }.spec()?;
     if !spec.is_simulated() && args.largest.is_some() {
         return Err(CommandError::usage(anyhow!(

@@ -82,6 +82,8 @@ fn invalid_questions_are_refused() {
     for (arguments, words) in [
         (&["threshold", "training", "--largest", "batches", "--card", "8GiB"][..], "did you mean 'batch'?"),
         (&["threshold", "training", "--largest", "batch"], "--card"),
+        (&["threshold", "training", "--limit", "8GiB"], "without --largest, the smallest limit is what is searched"),
+        (&["threshold", "training", "--card", "8GiB,24GiB"], "the search uses one --card"),
         (&["threshold", "checkerbord"], "did you mean 'checkerboard'?"),
         (&["threshold", "checkerboard", "--strategy", "cachin"], "did you mean 'caching'?"),
         (&["threshold", "checkerboard", "--repeat", "0"], "--repeat"),
