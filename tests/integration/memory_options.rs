@@ -228,11 +228,11 @@ fn a_card_replaces_the_full_device_of_a_recording() {
 fn suites_take_fractions() {
     let folder = tempfile::tempdir().unwrap();
     let suite = "question = 'what?'\n[[group]]\nworkloads = ['checkerboard']\nstrategies = ['direct']\n\
-                 limits = ['2GiB', 0.5, '25%', 1.0]\n";
+                 limits = ['2GiB', 0.5, '12.5%', 1.0]\n";
     fs::write(folder.path().join("mine.toml"), suite).unwrap();
     let (out, _) = run(&folder, &["run", "./mine.toml", "--card", "8GiB", "--list"], 0);
     let limits: Vec<&str> = out.lines().map(|line| line.split_once("@sim:8GiB").unwrap().1).collect();
-    assert_eq!(limits, ["<=2048MiB#1", "<=4096MiB#1", "<=2048MiB#1", "#1"]);
+    assert_eq!(limits, ["<=2GiB#1", "<=4GiB#1", "<=1GiB#1", "#1"]);
     let (out, _) = run(&folder, &["run", "./mine.toml", "--card", "8GiB", "--list", "--limit", "0.125"], 0);
-    assert_eq!(out.lines().map(|line| line.split_once("@").unwrap().1).collect::<Vec<_>>(), ["sim:8GiB<=1024MiB#1"]);
+    assert_eq!(out.lines().map(|line| line.split_once("@").unwrap().1).collect::<Vec<_>>(), ["sim:8GiB<=1GiB#1"]);
 }
