@@ -99,7 +99,7 @@ pub fn run(args: Args) -> CommandResult {
     let simulated =
         args.card.as_ref().map_or_else(|| simulated_beside(&device), |card| Ok(card.device_for_search()))?;
     let device = if device.is_simulated() { simulated.clone() } else { device };
-    let memory_bytes = memory_bytes(&args, &simulated)?;
+    let memory_bytes = memory_bytes(&args, &device, &simulated)?;
     let question = TechniquesQuestion {
         techniques: chosen(&args.technique),
         cards: match (memory_bytes, args.confirm) {
@@ -124,9 +124,9 @@ pub fn run(args: Args) -> CommandResult {
 
 /// The memory of the card that a technique is recommended for. Under a limit, it is the card that has just that much for
 /// the process.
-fn memory_bytes(args: &Args, simulated: &DeviceSpec) -> Result<Option<u64>, CommandError> {
+fn memory_bytes(args: &Args, device: &DeviceSpec, simulated: &DeviceSpec) -> Result<Option<u64>, CommandError> {
     let card = args.card.as_ref().map(Card::total_bytes);
-    let total_bytes = card.map_or_else(|| simulated.total_bytes(), Ok)?;
+    let total_bytes = card.map_or_else(|| device.total_bytes(), Ok)?;
     let Some(limit) = args.limit.and_then(|limit| limit.resolve(total_bytes)) else {
         return Ok(card.or(args.limit.map(|_| total_bytes)));
     };
