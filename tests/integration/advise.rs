@@ -117,8 +117,8 @@ fn mistakes_are_explained() {
         (&["advise", "checkerbord"][..], "did you mean 'checkerboard'?"),
         (&["advise", "checkerboard", "--current", "expandable_segment:True"], "did you mean 'expandable_segments'?"),
         (
-            &["advise", "checkerboard", "--card", "600MiB"],
-            "600 MiB is too small for a card: the context and libraries alone take",
+            &["advise", "checkerboard", "--card", "590MiB"],
+            "590 MiB is too small for a card: the context and libraries alone take",
         ),
         (&["advise"], "SNAPSHOT"),
     ] {

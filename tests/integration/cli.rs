@@ -109,7 +109,7 @@ fn wrong_kinds_of_names_are_explained() {
     refused(&folder, &["report", "nowhere"], &["nowhere: no such folder"]);
     refused(&folder, &["report", "steps.oomph"], &["steps.oomph is a file", "folder of a run"]);
     refused(&folder, &["run", "--filter", "checkerboard", "--output", "steps.oomph"], &["steps.oomph is a file"]);
-    refused(&folder, &["replay", "checkerboard", "--limit", "99999999999999GiB"], &["not an amount of memory"]);
+    refused(&folder, &["replay", "checkerboard", "--limit", "99999999999999GiB"], &["neither a size"]);
     let missing = ["replay", "checkerboard", "-s", "direct", "--export-csv", "nowhere/rows.csv"];
     let (_, err) = run(&folder, &missing, 2);
     assert!(err.contains("nowhere/rows.csv: ") && !err.contains(".new"), "{err}");
@@ -161,7 +161,7 @@ fn missing_device_is_an_error() {
 fn impossible_devices_and_limits_are_refused() {
     let folder = empty();
     refused(&folder, &["replay", "checkerboard", "--card", "0"], &["too small"]);
-    refused(&folder, &["replay", "checkerboard", "--limit", "lots"], &["lots", "512MiB"]);
+    refused(&folder, &["replay", "checkerboard", "--limit", "lots"], &["lots", "24GiB", "0.5"]);
 }
 
 #[test]

@@ -66,7 +66,7 @@ pub enum ThresholdError {
     },
     /// Nothing is left for an allocator.
     #[error(
-        "{card} is too small for a card: the context and libraries alone take {overhead} (a number without a unit is bytes)"
+        "{card} is too small for a card: the context and libraries alone take {overhead}"
     )]
     NoRoom {
         /// The whole of it.
