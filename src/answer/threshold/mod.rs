@@ -65,9 +65,7 @@ pub enum ThresholdError {
         suggestion: Option<String>,
     },
     /// Nothing is left for an allocator.
-    #[error(
-        "{card} is too small for a card: the context and libraries alone take {overhead}"
-    )]
+    #[error("{card} is too small for a card: the context and libraries alone take {overhead}")]
     NoRoom {
         /// The whole of it.
         card: Bytes,
