@@ -91,7 +91,7 @@ fn techniques_are_added_to_what_is_set() {
 #[test]
 fn recommendation_keeps_the_numerics_and_names_the_gpu() {
     let folder = tempfile::tempdir().unwrap();
-    let small = ["--set", "layers=4", "--set", "batch=4", "--memory", "8GiB"];
+    let small = ["--set", "layers=4", "--set", "batch=4", "--card", "8GiB"];
     let techniques = ["techniques", "--model", "gpt-124m", "--technique", "bf16_model", "--technique", "amp"];
     let (text, _) = run(&folder, &[techniques.as_slice(), &small].concat(), 0);
     let advice = text.lines().find(|line| line.starts_with("gpt-124m: ")).unwrap();
