@@ -3,8 +3,8 @@
 //! Columns of `runs.csv` that do not depend on a real clock must be equal to the byte. Wall-clock times are compared by
 //! the Mann-Whitney U test over their passes: a difference counts if chance hardly gives such ranks *and* the medians
 //! are further apart than usual between runs of one machine. Five passes against five reach a p-value of 0.008 at best,
-//! when none of one run is as fast as any of the other. Runs with different schemas or clocks are refused, because their
-//! numbers mean different things. This module knows rows, not files.
+//! when none of one run is as fast as any of the other. Runs with different clocks are refused, because their times mean
+//! different things. This module knows rows, not files.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ use statrs::stats_tests::{
 
 use crate::{
     device::DeviceClock,
-    measure::{CaseRecord, TimingRecord},
+    measure::{CaseRecord, TimingRecord, digits},
 };
 
 /// What one run left behind.
@@ -25,8 +25,6 @@ use crate::{
 pub struct Run {
     /// What to call it.
     pub name: String,
-    /// The version of its columns.
-    pub schema: u32,
     /// Where wall-clock times were taken: times of two machines are not compared.
     pub machine: String,
     /// Its rows.
@@ -38,18 +36,6 @@ pub struct Run {
 /// Why two runs cannot be compared.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CompareError {
-    /// The columns mean different things.
-    #[error("{old} has schema {old_schema} and {new} has schema {new_schema}: their columns mean different things")]
-    Schemas {
-        /// One run.
-        old: String,
-        /// Its schema.
-        old_schema: u32,
-        /// The other.
-        new: String,
-        /// Its schema.
-        new_schema: u32,
-    },
     /// One ran on a simulated clock and the other on a real one.
     #[error("{simulated} ran on a simulated clock and {real} on a real one: such times are never compared")]
     Clocks {
@@ -136,14 +122,6 @@ fn by_id(records: &[CaseRecord]) -> BTreeMap<&str, &CaseRecord> {
 }
 
 fn refuse_strangers(old: &Run, new: &Run) -> Result<(), CompareError> {
-    if old.schema != new.schema {
-        return Err(CompareError::Schemas {
-            old: old.name.clone(),
-            old_schema: old.schema,
-            new: new.name.clone(),
-            new_schema: new.schema,
-        });
-    }
     let runs_on = |run: &Run, clock| run.records.iter().any(|record| record.clock == Some(clock));
     for (simulated, real) in [(old, new), (new, old)] {
         if runs_on(simulated, DeviceClock::Virtual) && runs_on(real, DeviceClock::Wall) {
@@ -197,9 +175,9 @@ const LESS_IS_BETTER: [&str; 14] = [
     "peak_active_bytes",
     "peak_reserved_bytes",
     "peak_device_used_bytes",
-    "internal_fragmentation",
-    "external_fragmentation",
-    "peak_gap_share",
+    "internal_fragmentation_share",
+    "external_fragmentation_share",
+    "fragmentation_share",
     "retries",
     "driver_calls",
     "driver_failures",
@@ -275,10 +253,13 @@ pub struct TimeChange {
     /// Median pass of the new run.
     pub new_median_ns: u64,
     /// New as a ratio to old.
+    #[serde(serialize_with = "digits::required")]
     pub ratio: f64,
     /// How probable such ranks are if nothing changed; empty where the passes themselves are not known.
+    #[serde(serialize_with = "digits::optional")]
     pub p_value: Option<f64>,
     /// Effect size: how much more often a pass of the new run is slower than one of the old than faster, from -1 to 1.
+    #[serde(serialize_with = "digits::optional")]
     pub rank_biserial: Option<f64>,
     /// The judgement.
     pub verdict: TimeVerdict,
@@ -382,16 +363,13 @@ mod tests {
             let label = CaseLabel { workload: (*workload).to_owned(), ..CaseLabel::default() };
             CaseRecord { clock: Some(DeviceClock::Virtual), ..CaseRecord::unmeasured(&label, Status::Completed, "") }
         };
-        Run { name: name.to_owned(), schema: 1, records: workloads.iter().map(record).collect(), ..Run::default() }
+        Run { name: name.to_owned(), records: workloads.iter().map(record).collect(), ..Run::default() }
     }
 
     #[test]
-    fn runs_of_other_schemas_or_clocks_or_cases_are_refused() {
+    fn runs_of_other_clocks_or_cases_are_refused() {
         let (old, mut new) = (run("old", &["a"]), run("new", &["a"]));
         assert_eq!(compare(&old, &new, &TimeTolerance::default()).map(|found| found.compared), Ok(1));
-        new.schema = 2;
-        assert!(matches!(compare(&old, &new, &TimeTolerance::default()), Err(CompareError::Schemas { .. })));
-        new.schema = 1;
         new.records[0].clock = Some(DeviceClock::Wall);
         let error = compare(&old, &new, &TimeTolerance::default()).unwrap_err();
         assert_eq!(error, CompareError::Clocks { simulated: "old".to_owned(), real: "new".to_owned() });
@@ -418,7 +396,8 @@ mod columns_tests {
         CaseRecord {
             clock: Some(DeviceClock::Virtual),
             status: Status::Completed,
-            driver_ns: 100,
+            driver_ns: Some(100),
+            peak_reserved_bytes: Some(0),
             ..CaseRecord::default()
         }
     }
@@ -426,8 +405,10 @@ mod columns_tests {
     #[test]
     fn a_single_byte_or_nanosecond_is_a_change() {
         assert_eq!(column_changes(&record(), &record()), []);
-        let found =
-            column_changes(&record(), &CaseRecord { peak_reserved_bytes: 1, driver_ns: 99, hits: 3, ..record() });
+        let found = column_changes(
+            &record(),
+            &CaseRecord { peak_reserved_bytes: Some(1), driver_ns: Some(99), hits: Some(3), ..record() },
+        );
         let seen: Vec<_> = found.iter().map(|change| (change.column.as_str(), change.direction)).collect();
         assert_eq!(
             seen,
@@ -443,7 +424,7 @@ mod columns_tests {
     #[test]
     fn on_a_real_clock_times_are_left_to_the_statistics() {
         let old = CaseRecord { clock: Some(DeviceClock::Wall), ..record() };
-        let new = CaseRecord { driver_ns: 7, peak_allocated_bytes: 7, ..old.clone() };
+        let new = CaseRecord { driver_ns: Some(7), peak_allocated_bytes: Some(7), ..old.clone() };
         let found = column_changes(&old, &new);
         assert_eq!(found.iter().map(|change| change.column.as_str()).collect::<Vec<_>>(), ["peak_allocated_bytes"]);
     }

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::{
     base::{SiteId, TagId},
+    measure::digits,
     trace::{
         BlockSlot, Op, Source, Tables, TraceError, failed_when_recorded,
         torch::{Recording, SnapshotBlockState, StackId},
@@ -150,6 +151,7 @@ pub struct Grower {
     /// And when they ended.
     pub blocks_after: u64,
     /// What a step adds.
+    #[serde(serialize_with = "digits::whole")]
     pub bytes_per_step: f64,
 }
 

@@ -22,8 +22,10 @@ const FEWEST: usize = 4;
 pub struct RankRow {
     /// Which rank.
     pub rank: String,
-    /// Most bytes alive at one time.
-    pub peak_bytes: Option<u64>,
+    /// Most bytes alive at one time, as requested.
+    pub live_peak_bytes: Option<u64>,
+    /// Most bytes in blocks at one time: what `leaks` shows instead.
+    pub peak_allocated_bytes: Option<u64>,
     /// What ranks are compared by: the memory that it needs, what a step adds.
     pub figure_bytes: Option<u64>,
     /// The answer in a word or two, or why there is none.

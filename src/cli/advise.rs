@@ -195,7 +195,7 @@ fn for_ranks(request: &AdviceRequest, files: &[RankFile], stop: &AtomicBool) -> 
     ranks::tell("smallest limit", &answers, args.format, |report| {
         let advice = &report.advices[0];
         RankRow {
-            peak_bytes: Some(advice.live_peak_bytes),
+            live_peak_bytes: Some(advice.live_peak_bytes),
             figure_bytes: advice.needed_bytes.or(Some(advice.live_peak_bytes)),
             severity: if advice.needed_bytes.is_none() || advice.fits == Some(false) { 1 } else { 0 },
             verdict: match (&advice.export, advice.needed_bytes, advice.fits) {

@@ -19,8 +19,8 @@ use crate::{
 ///
 /// Columns that do not depend on a real clock must be equal to the byte. Wall-clock times (cases
 /// marked `timed`) are compared by a Mann-Whitney U test over their passes, and must also differ by
-/// more than the noise threshold. Simulated and real clocks are never compared, nor are different
-/// schemas.
+/// more than the noise threshold. Simulated and real clocks are never compared. Columns of runs with
+/// an older schema are converted.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -132,7 +132,7 @@ fn of_folders(old: &Path, new: &Path, tolerance: &ToleranceOptions) -> Result<Co
     let (old, new) = (read(old)?, read(new)?);
     compare(&old, &new, &TimeTolerance { significance, noise_threshold }).map_err(|error| match error {
         CompareError::NothingInCommon { .. } => CommandError::nothing_selected(error),
-        CompareError::Schemas { .. } | CompareError::Clocks { .. } => CommandError::usage(error),
+        CompareError::Clocks { .. } => CommandError::usage(error),
     })
 }
 
@@ -141,12 +141,8 @@ fn read(folder: &Path) -> Result<Run, CommandError> {
     // Times of different processors, or different numbers of them, cannot be compared.
     let machine = format!("{}, {} CPUs, {}", environment.machine, environment.cpus, environment.device_name);
     let name = folder.display().to_string();
-    let schema = environment.schema;
-    if schema != crate::measure::SCHEMA {
-        // The rows cannot be read; the schema is enough for the error message.
-        return Ok(Run { name, schema, machine, ..Run::default() });
-    }
+    environment.schema_note(folder).iter().for_each(|note| output::complain(note));
     let records = report::read_records(folder).map_err(CommandError::usage)?;
     let timings = report::read_timings(folder).map_err(CommandError::usage)?;
-    Ok(Run { name, schema, machine, records, timings })
+    Ok(Run { name, machine, records, timings })
 }

@@ -18,6 +18,7 @@ use crate::{
         summary::{MemorySummary, SummaryError, SummaryMoment, summarize},
     },
     base::{Bytes, Nanos, Progress},
+    measure::digits,
     plan::{GRAIN, Lifetimes, MemoryBound, PackingBudget, pack},
     report::{self, Medium, Render, plot},
     strategy::StrategySpec,
@@ -79,7 +80,7 @@ pub fn run(args: Args) -> CommandResult {
 fn for_ranks(args: &Args, files: &[RankFile]) -> CommandResult {
     let answers = ranks::ask(files, |name, progress| inspect(args, &args.source.settings.of(name), progress));
     ranks::tell("bound", &answers, args.format, |inspected: &InspectedSource| RankRow {
-        peak_bytes: Some(inspected.summary.peak.bytes),
+        live_peak_bytes: Some(inspected.summary.peak.bytes),
         figure_bytes: Some(inspected.needs.bound.rounded_bytes),
         verdict: format!(
             "{} events, {} live at the end",
@@ -207,7 +208,8 @@ struct TraceNeeds {
 #[derive(Debug, Serialize)]
 struct PackedLayout {
     packed_bytes: u64,
-    over_bound_percent: f64,
+    #[serde(serialize_with = "digits::required")]
+    over_bound_share: f64,
     /// No layout is lower than this.
     proven_bytes: u64,
     is_optimal: bool,
@@ -235,7 +237,7 @@ fn packed(source: &dyn Source, progress: &dyn Progress) -> Result<PackedLayout, 
     let wall_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
     Ok(PackedLayout {
         packed_bytes: packing.height_bytes,
-        over_bound_percent: packing.over_bound() * 100.0,
+        over_bound_share: packing.over_bound(),
         proven_bytes: packing.proven_bytes,
         is_optimal: packing.is_optimal(),
         method: packing.method.to_string(),
@@ -256,12 +258,12 @@ fn needs_text(needed: &TraceNeeds, with_failed: bool) -> String {
         } else {
             format!("no layout can be below {}", Bytes(packing.proven_bytes))
         };
-        let PackedLayout { packed_bytes, over_bound_percent, method, blocks, wall_ns, .. } = packing;
-        let (packed, time) = (Bytes(*packed_bytes), Nanos(*wall_ns));
+        let PackedLayout { packed_bytes, over_bound_share, method, blocks, wall_ns, .. } = packing;
+        let (packed, time, over_percent) = (Bytes(*packed_bytes), Nanos(*wall_ns), 100.0 * over_bound_share);
         out += &line(
             "packed",
             &format!(
-                "{packed}, {over_bound_percent:.2} % over the bound, by {method} of {blocks} blocks in {time}; {verdict}"
+                "{packed}, {over_percent:.2} % over the bound, by {method} of {blocks} blocks in {time}; {verdict}"
             ),
         );
     }

@@ -127,7 +127,8 @@ fn for_ranks(args: &Args, files: &[RankFile], baseline: Option<&ObservedSteps>) 
         let finding = answer.finding();
         let verdict = answer.verdict();
         RankRow {
-            peak_bytes: finding.and_then(|found| found.per_step.iter().map(|step| step.peak_allocated_bytes).max()),
+            peak_allocated_bytes: finding
+                .and_then(|found| found.per_step.iter().map(|step| step.peak_allocated_bytes).max()),
             figure_bytes: match verdict {
                 Verdict::Steady => Some(0),
                 Verdict::CannotTell => None,

@@ -85,7 +85,7 @@ pub fn run(args: Args) -> CommandResult {
         items.extend(items_of(*kind));
     }
     if args.json {
-        let document = serde_json::json!({ "schema": 1, "rows": items });
+        let document = serde_json::json!({ "schema": crate::measure::SCHEMA, "rows": items });
         output::say(&serde_json::to_string_pretty(&document)?)?;
     } else {
         output::say(&text(&kinds, &items, args.long))?;

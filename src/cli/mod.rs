@@ -6,6 +6,8 @@
 
 mod advise;
 mod claims;
+#[cfg(test)]
+mod columns;
 mod compare;
 mod convert;
 mod doctor;

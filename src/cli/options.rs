@@ -181,7 +181,7 @@ pub enum Format {
     /// For people.
     #[default]
     Table,
-    /// `{"schema": 1, "rows": [...]}`.
+    /// `{"schema": 2, "rows": [...]}`.
     Json,
     /// Comma-separated values with a header.
     Csv,

@@ -50,6 +50,9 @@ pub fn run(args: Args) -> CommandResult {
         .map(|folder| read_environment(folder))
         .collect::<Result<Vec<_>, _>>()
         .map_err(CommandError::usage)?;
+    for (folder, environment) in args.folders.iter().zip(&environments) {
+        environment.schema_note(folder).iter().for_each(|note| output::complain(note));
+    }
     // One shard alone is shown like any run.
     let is_one_page = args.folders.len() == 1 && args.output.as_deref().is_none_or(is_page);
     if !is_one_page && args.output.as_deref().is_some_and(|place| !is_page(place)) {

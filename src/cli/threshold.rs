@@ -195,10 +195,10 @@ fn for_ranks(
         return Ok(exit::INTERRUPTED);
     }
     let code = ranks::tell("memory needed", &answers, args.format, |details: &Vec<ThresholdDetail>| {
-        let peak_bytes = details.iter().filter_map(|detail| detail.record.live_peak_bytes).max();
-        let needed = details.iter().filter_map(|detail| detail.record.threshold_bytes).max();
+        let live_peak_bytes = details.iter().filter_map(|detail| detail.record.live_peak_bytes).max();
+        let needed = details.iter().filter_map(|detail| detail.record.needed_bytes).max();
         let answers = details.iter().map(|detail| {
-            let answer = match (detail.record.threshold_bytes, detail.record.status) {
+            let answer = match (detail.record.needed_bytes, detail.record.status) {
                 (Some(bytes), _) => Bytes(bytes).to_string(),
                 (None, ThresholdStatus::Skipped) => "skipped".to_owned(),
                 (None, ThresholdStatus::Error) => "failed".to_owned(),
@@ -207,8 +207,8 @@ fn for_ranks(
             format!("{} {answer}", detail.record.strategy)
         });
         RankRow {
-            peak_bytes,
-            figure_bytes: needed.or(peak_bytes),
+            live_peak_bytes,
+            figure_bytes: needed.or(live_peak_bytes),
             severity: details.iter().any(|detail| detail.record.status != ThresholdStatus::Found).into(),
             verdict: answers.collect::<Vec<_>>().join(", "),
             ..RankRow::default()

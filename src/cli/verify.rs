@@ -17,7 +17,7 @@ use crate::{
     base::{Bytes, MemoryLimit, Progress, parallel_map},
     device::DeviceProps,
     replay::verify::{Beginning, Companion, Divergence, Verdict, Verification, verify_with_limit},
-    report::{Medium, Render, ReportError},
+    report::{self, Medium, Render, ReportError},
     strategy::Setup,
     suite,
     trace::torch::{MemoryRefuser, ProcessLimit, RecordedLimit, Recording, Snapshot},
@@ -99,9 +99,10 @@ pub fn run(args: Args) -> CommandResult {
 
 /// The result for one device of one snapshot.
 #[derive(Debug, Default, Serialize)]
-struct VerifyRow {
-    file: String,
-    device: Option<u32>,
+pub(super) struct VerifyRow {
+    source: String,
+    /// The device of the snapshot; `None` if it cannot be read.
+    device_index: Option<u32>,
     result: VerifyResult,
     /// Why it is not exact.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -147,7 +148,7 @@ impl VerifyResult {
 
 impl VerifyRow {
     fn failed(path: &Path, reason: String) -> VerifyRow {
-        VerifyRow { file: path.display().to_string(), reasons: vec![reason], ..VerifyRow::default() }
+        VerifyRow { source: path.display().to_string(), reasons: vec![reason], ..VerifyRow::default() }
     }
 
     fn of(path: &Path, recording: &Recording, limit_bytes: Option<u64>, verification: Verification) -> VerifyRow {
@@ -164,8 +165,8 @@ impl VerifyRow {
             reasons.push(format!("a limit of {} was given, but the recording shows one between {range}", Bytes(limit)));
         }
         VerifyRow {
-            file: path.display().to_string(),
-            device: Some(recording.device),
+            source: path.display().to_string(),
+            device_index: Some(recording.device),
             result,
             reasons,
             divergence,
@@ -253,45 +254,64 @@ impl Render for [VerifyRow] {
         text(self)
     }
 
-    /// Without lists: reasons and divergence are one text.
     fn csv(&self) -> Result<String, ReportError> {
-        let mut table = csv::Writer::from_writer(Vec::new());
-        table.write_record(COLUMNS)?;
-        for row in self {
-            let divergence = row.divergence.as_ref().map(Divergence::to_string);
-            let reasons: Vec<String> = row.reasons.iter().cloned().chain(divergence).collect();
-            table.serialize((
-                (&row.file, row.device, row.result, reasons.join("; ")),
-                (row.entries, row.entries_agreed, row.empty_caches, row.driver_refusals, row.retries, row.ooms),
-                (row.peak_allocated_bytes, row.peak_reserved_bytes, row.limit_bytes),
-                row.beginning
-                    .map(|before| (before.blocks, before.segments, before.entries_passed_over))
-                    .unwrap_or_default(),
-            ))?;
-        }
-        let bytes = table.into_inner().map_err(|error| ReportError::Csv(error.into_error().into()))?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+        report::to_csv(&self.iter().map(VerifyColumns::new).collect::<Vec<_>>())
     }
 }
 
-const COLUMNS: [&str; 16] = [
-    "file",
-    "device",
-    "result",
-    "reasons",
-    "entries",
-    "entries_agreed",
-    "empty_caches",
-    "driver_refusals",
-    "retries",
-    "ooms",
-    "peak_allocated_bytes",
-    "peak_reserved_bytes",
-    "limit_bytes",
-    "blocks_before",
-    "segments_before",
-    "entries_passed_over",
-];
+/// A row without lists and nested parts: the reasons and the divergence are one text. Nothing is known of a snapshot that
+/// cannot be read.
+#[derive(Debug, Default, Serialize)]
+struct VerifyColumns {
+    source: String,
+    device_index: Option<u32>,
+    result: VerifyResult,
+    reason: String,
+    entries: Option<usize>,
+    entries_agreed: Option<usize>,
+    empty_caches: Option<usize>,
+    driver_refusals: Option<usize>,
+    retries: Option<u64>,
+    ooms: Option<u64>,
+    peak_allocated_bytes: Option<u64>,
+    peak_reserved_bytes: Option<u64>,
+    limit_bytes: Option<u64>,
+    blocks_before: Option<usize>,
+    segments_before: Option<usize>,
+    entries_passed_over: Option<usize>,
+}
+
+impl VerifyColumns {
+    fn new(row: &VerifyRow) -> VerifyColumns {
+        let divergence = row.divergence.as_ref().map(Divergence::to_string);
+        let reasons: Vec<String> = row.reasons.iter().cloned().chain(divergence).collect();
+        let columns = VerifyColumns {
+            source: row.source.clone(),
+            device_index: row.device_index,
+            result: row.result,
+            reason: reasons.join("; "),
+            ..VerifyColumns::default()
+        };
+        if row.result == VerifyResult::Failed {
+            return columns;
+        }
+        VerifyColumns {
+            entries: Some(row.entries),
+            entries_agreed: Some(row.entries_agreed),
+            empty_caches: Some(row.empty_caches),
+            driver_refusals: Some(row.driver_refusals),
+            retries: Some(row.retries),
+            ooms: Some(row.ooms),
+            peak_allocated_bytes: Some(row.peak_allocated_bytes),
+            peak_reserved_bytes: Some(row.peak_reserved_bytes),
+            limit_bytes: row.limit_bytes,
+            blocks_before: row.beginning.map(|before| before.blocks),
+            segments_before: row.beginning.map(|before| before.segments),
+            entries_passed_over: row.beginning.map(|before| before.entries_passed_over),
+            ..columns
+        }
+    }
+}
 
 fn from_the_middle(before: Beginning) -> String {
     let Beginning { blocks, segments, entries_passed_over } = before;
@@ -313,11 +333,11 @@ fn limit_in_words(limit: &RecordedLimit) -> String {
 
 fn text(rows: &[VerifyRow]) -> String {
     let mut out = String::new();
-    let several = |file: &str| rows.iter().filter(|row| row.file == file).count() > 1;
+    let several = |source: &str| rows.iter().filter(|row| row.source == source).count() > 1;
     let count = |result: VerifyResult| rows.iter().filter(|row| row.result == result).count();
     for row in rows {
-        let device = row.device.filter(|_| several(&row.file)).map(|device| format!(" (device {device})"));
-        let _ = write!(out, "{:<9} {}{}: ", row.result.word(), row.file, device.unwrap_or_default());
+        let device = row.device_index.filter(|_| several(&row.source)).map(|device| format!(" (device {device})"));
+        let _ = write!(out, "{:<9} {}{}: ", row.result.word(), row.source, device.unwrap_or_default());
         let mut parts: Vec<String> = row.reasons.clone();
         if row.result == VerifyResult::Exact {
             parts.push(format!("{} entries", row.entries_agreed));

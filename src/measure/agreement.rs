@@ -2,11 +2,11 @@
 //! gave, where every decision must be the same; and freely on a simulated device, whose peaks are compared.
 //!
 //! Who wins a tie between two places depends on where the driver put them, and whether a block can be reused on whether
-//! a kernel is done. So two free runs may differ although both are correct, and their difference is given in percent.
+//! a kernel is done. So two free runs may differ although both are correct, and their difference is given as a share.
 
 use serde::{Deserialize, Serialize};
 
-use super::{CaseLabel, SCHEMA};
+use super::{CaseLabel, SCHEMA, digits};
 use crate::{
     device::{Capabilities, Device},
     replay::{
@@ -45,7 +45,7 @@ pub struct AgreementRecord {
     /// [`CaseLabel::case_id`].
     pub case_id: String,
     /// What was run: see [`CaseLabel::workload`].
-    pub source: String,
+    pub workload: String,
     /// See [`CaseLabel::strategy`].
     pub strategy: String,
     /// See [`CaseLabel::device`].
@@ -65,7 +65,8 @@ pub struct AgreementRecord {
     /// Events at which the run on the same answers decided the same.
     pub events_agreed: Option<u64>,
     /// The share of those.
-    pub agreement_percent: Option<f64>,
+    #[serde(serialize_with = "digits::optional")]
+    pub events_agreed_share: Option<f64>,
     /// The first difference in words, with its place in the trace.
     pub first_difference: Option<String>,
     /// Requests on the device that needed cached memory to be given back first.
@@ -79,13 +80,15 @@ pub struct AgreementRecord {
     /// Peak reserved on the simulated device.
     pub simulated_peak_reserved_bytes: Option<u64>,
     /// How much more the simulated device had reserved at its peak.
-    pub peak_reserved_difference_percent: Option<f64>,
+    #[serde(serialize_with = "digits::optional")]
+    pub peak_reserved_difference_share: Option<f64>,
     /// Peak of what was in use on the device: blocks that were not yet reusable, or what the driver's pool counts as such.
-    pub peak_used_bytes: Option<u64>,
+    pub peak_active_bytes: Option<u64>,
     /// The same on the simulated device.
-    pub simulated_peak_used_bytes: Option<u64>,
+    pub simulated_peak_active_bytes: Option<u64>,
     /// How much more was in use on the simulated device at its peak.
-    pub peak_used_difference_percent: Option<f64>,
+    #[serde(serialize_with = "digits::optional")]
+    pub peak_active_difference_share: Option<f64>,
 }
 
 /// Devices and strategies for the three runs, none of them used before.
@@ -110,7 +113,7 @@ impl AgreementRecord {
         AgreementRecord {
             schema: SCHEMA,
             case_id: label.case_id(),
-            source: label.workload.clone(),
+            workload: label.workload.clone(),
             strategy: label.strategy.clone(),
             device: label.device.clone(),
             simulated_device: simulated_device.to_owned(),
@@ -154,7 +157,7 @@ impl AgreementRecord {
             let agreement = agree(source, [first, second], &mut *device, options)?;
             let events = agreement.performance.replayed.events;
             self.events_agreed = Some(agreement.agreed);
-            self.agreement_percent = percent(agreement.agreed, events);
+            self.events_agreed_share = share(agreement.agreed, events);
             if let Some(difference) = agreement.difference {
                 self.finding = AgreementFinding::Differs;
                 self.first_difference = Some(difference.to_string());
@@ -164,14 +167,14 @@ impl AgreementRecord {
         self.events = Some(on_device.replayed.events);
         (self.retries, self.ooms) = (Some(on_device.stats.retries), Some(on_device.replayed.ooms));
         self.peak_reserved_bytes = Some(on_device.stats.peak.reserved);
-        self.peak_used_bytes = Some(peak_used(&on_device));
+        self.peak_active_bytes = Some(peak_used(&on_device));
 
         let in_free_run = perform(source, &mut *free, &mut *simulated, options, &mut Silent)?;
         self.simulated_ooms = Some(in_free_run.replayed.ooms);
         self.simulated_peak_reserved_bytes = Some(in_free_run.stats.peak.reserved);
-        self.simulated_peak_used_bytes = Some(peak_used(&in_free_run));
-        self.peak_reserved_difference_percent = more(self.simulated_peak_reserved_bytes, self.peak_reserved_bytes);
-        self.peak_used_difference_percent = more(self.simulated_peak_used_bytes, self.peak_used_bytes);
+        self.simulated_peak_active_bytes = Some(peak_used(&in_free_run));
+        self.peak_reserved_difference_share = more(self.simulated_peak_reserved_bytes, self.peak_reserved_bytes);
+        self.peak_active_difference_share = more(self.simulated_peak_active_bytes, self.peak_active_bytes);
         if on_device.replayed.interrupted || in_free_run.replayed.interrupted {
             self.finding = AgreementFinding::Interrupted;
         }
@@ -185,13 +188,13 @@ fn peak_used(performance: &CompletedRun) -> u64 {
     of_pool.map_or(performance.stats.peak.active, |&(_, bytes)| bytes)
 }
 
-fn percent(part: u64, whole: u64) -> Option<f64> {
-    (whole > 0).then(|| part as f64 / whole as f64 * 100.0)
+fn share(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| part as f64 / whole as f64)
 }
 
-/// How much more `value` is than `base`, in percent.
+/// How much more `value` is than `base`, as a share of it.
 fn more(value: Option<u64>, base: Option<u64>) -> Option<f64> {
-    Some(percent(value?, base?)? - 100.0)
+    Some(share(value?, base?)? - 1.0)
 }
 
 #[cfg(test)]
@@ -238,23 +241,23 @@ mod tests {
     fn a_simulated_device_agrees_with_itself() {
         let record = measure(setup(["caching"; 3]));
         assert_eq!((record.finding, record.events, record.events_agreed), (AgreementFinding::Agrees, Some(4), Some(4)));
-        assert_eq!((record.agreement_percent, record.peak_reserved_difference_percent), (Some(100.0), Some(0.0)));
-        assert_eq!((record.peak_reserved_bytes, record.peak_used_bytes), (Some(50 * MIB), Some(33 * MIB)));
+        assert_eq!((record.events_agreed_share, record.peak_reserved_difference_share), (Some(1.0), Some(0.0)));
+        assert_eq!((record.peak_reserved_bytes, record.peak_active_bytes), (Some(50 * MIB), Some(33 * MIB)));
         assert_eq!(record.first_difference, None);
     }
 
     #[test]
     fn a_difference_has_its_share_and_its_words() {
         let record = measure(setup(["caching", "direct", "caching"]));
-        assert_eq!((record.finding, record.agreement_percent), (AgreementFinding::Differs, Some(0.0)));
+        assert_eq!((record.finding, record.events_agreed_share), (AgreementFinding::Differs, Some(0.0)));
         assert!(record.first_difference.unwrap().starts_with("event 0, alloc of 3145728 bytes"));
     }
 
     #[test]
-    fn free_running_difference_is_in_percent() {
+    fn free_running_difference_is_a_share() {
         let record = measure(setup(["caching", "caching", "direct"]));
         assert_eq!((record.finding, record.simulated_peak_reserved_bytes), (AgreementFinding::Agrees, Some(33 * MIB)));
-        assert!((record.peak_reserved_difference_percent.unwrap() + 34.0).abs() < 1e-9);
+        assert!((record.peak_reserved_difference_share.unwrap() + 0.34).abs() < 1e-9);
         let mut small = setup(["caching"; 3]);
         small.simulated = Box::new(LimitedDevice::to(40 * MIB, small.simulated));
         let record = measure(small);
@@ -265,12 +268,12 @@ mod tests {
     fn the_drivers_own_pool_is_compared_by_its_peaks_alone() {
         let record = measure(setup(["async"; 3]));
         assert_eq!(
-            (record.finding, record.agreement_percent, record.events),
+            (record.finding, record.events_agreed_share, record.events),
             (AgreementFinding::Unscripted, None, Some(4))
         );
-        assert_eq!(record.peak_used_bytes, Some(33 * MIB));
-        assert_eq!(record.peak_used_difference_percent, Some(0.0));
-        assert_eq!(record.peak_reserved_difference_percent, Some(0.0));
+        assert_eq!(record.peak_active_bytes, Some(33 * MIB));
+        assert_eq!(record.peak_active_difference_share, Some(0.0));
+        assert_eq!(record.peak_reserved_difference_share, Some(0.0));
     }
 
     #[test]

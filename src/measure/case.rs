@@ -42,7 +42,7 @@ pub fn measure(
     let mut record = CaseRecord::unmeasured(label, Status::Completed, "");
     let mut detail = CaseDetail::unmeasured(label);
     record.clock = Some(device.props().clock);
-    record.elapsed_ns = device.now().since(began).0;
+    record.elapsed_ns = Some(device.now().since(began).0);
     record.note_books(strategy, device);
     let ledger = device.ledger();
     detail.driver = calls_by_kind(&ledger);
@@ -107,7 +107,8 @@ impl CaseObserver {
         warn_of(self.ooms.left_out, Warning::OomReportsLeftOut { count: self.ooms.left_out });
         let unmarked = detail.timeline.incidents_left_out;
         warn_of(unmarked, Warning::IncidentsLeftOut { count: unmarked });
-        let waiting = record.final_active_bytes.saturating_sub(record.final_allocated_bytes);
+        let stats = strategy.stats();
+        let waiting = stats.current.active.saturating_sub(stats.current.allocated);
         warn_of(waiting, Warning::BlocksStillWaiting { bytes: waiting });
         let idle = if device.props().capabilities.contains(Capabilities::COMPUTE) { 0 } else { self.work };
         warn_of(idle, Warning::WorkNotRun { count: idle });
@@ -190,7 +191,7 @@ impl Observer for CaseObserver {
 fn conclude(record: &mut CaseRecord, detail: &mut CaseDetail, replayed: Result<ReplayOutcome, ReplayError>) {
     match replayed {
         Ok(replayed) => {
-            record.events = replayed.events;
+            record.events = Some(replayed.events);
             if replayed.left_out > 0 {
                 detail.warnings.push(Warning::EventsLeftOut { count: replayed.left_out });
             }
@@ -203,7 +204,7 @@ fn conclude(record: &mut CaseRecord, detail: &mut CaseDetail, replayed: Result<R
         }
         Err(error) => {
             if let ReplayError::Strategy { event, .. } | ReplayError::Device { event, .. } = &error {
-                record.events = *event;
+                record.events = Some(*event);
             }
             record.status = Status::Error;
             record.set_reason(&error.to_string());
@@ -347,7 +348,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::*;
+    use super::{super::digits::six_digits, *};
     use crate::{
         base::{KIB, StreamId, TagId},
         device::DeviceClock,
@@ -397,38 +398,38 @@ mod tests {
     fn a_run_by_hand_gives_the_figures_computed_by_hand() {
         let (record, detail) = run(two_steps(), 64 * KIB, &replay::ReplayOptions::default());
         assert_eq!((record.status, record.reason.as_str()), (Status::Completed, ""));
-        assert_eq!((record.events, record.allocs, record.frees, record.ooms), (16, 6, 5, 0));
+        assert_eq!((record.events, record.allocs, record.frees, record.ooms), (Some(16), Some(6), Some(5), Some(0)));
         assert_eq!(record.clock, Some(DeviceClock::Virtual));
 
-        assert_eq!(record.peak_requested_bytes, 1000 + 2600 + 200);
-        assert_eq!(record.peak_allocated_bytes, 1024 + 2816 + 512);
-        assert_eq!(record.peak_active_bytes, 1024 + 2816 + 512);
-        assert_eq!(record.peak_reserved_bytes, 1024 + 512 + 768 + 1536 + 2816);
+        assert_eq!(record.peak_requested_bytes, Some(1000 + 2600 + 200));
+        assert_eq!(record.peak_allocated_bytes, Some(1024 + 2816 + 512));
+        assert_eq!(record.peak_active_bytes, Some(1024 + 2816 + 512));
+        assert_eq!(record.peak_reserved_bytes, Some(1024 + 512 + 768 + 1536 + 2816));
         assert_eq!(record.peak_device_used_bytes, Some(OVERHEAD + 8 * KIB), "1 + 1 + 1 + 2 + 3 pages");
         assert_eq!((record.peak_allocated_event, record.peak_reserved_event), (Some(12), Some(11)));
-        assert_eq!(record.final_allocated_bytes, 1024);
-        assert_eq!(record.final_reserved_bytes, 1024);
+        assert_eq!(record.final_allocated_bytes, Some(1024));
+        assert_eq!(record.final_reserved_bytes, Some(1024));
         assert_eq!(record.final_device_used_bytes, Some(OVERHEAD + KIB));
 
-        assert_eq!(record.internal_fragmentation, Some(1.0 - 3800.0 / 4352.0));
-        assert_eq!(record.external_fragmentation, Some(1.0 - 1536.0 / (768.0 + 1536.0)));
-        assert_eq!(record.idle_share_at_allocated_peak, Some(1.0 - 4352.0 / 6656.0));
-        assert_eq!(record.idle_share_at_reserved_peak, Some(1.0 - 3840.0 / 6656.0));
-        assert_eq!(record.peak_gap_share, Some(1.0 - 4352.0 / 6656.0));
-        assert_eq!((record.segments, record.peak_segments, record.retries), (1, 5, 0));
+        assert_eq!(record.internal_fragmentation_share, Some(six_digits(1.0 - 3800.0 / 4352.0)));
+        assert_eq!(record.external_fragmentation_share, Some(six_digits(1.0 - 1536.0 / (768.0 + 1536.0))));
+        assert_eq!(record.idle_at_allocated_peak_share, Some(six_digits(1.0 - 4352.0 / 6656.0)));
+        assert_eq!(record.idle_at_reserved_peak_share, Some(six_digits(1.0 - 3840.0 / 6656.0)));
+        assert_eq!(record.fragmentation_share, Some(six_digits(1.0 - 4352.0 / 6656.0)));
+        assert_eq!((record.segments, record.peak_segments, record.retries), (Some(1), Some(5), Some(0)));
 
-        assert_eq!((record.driver_calls, record.driver_ns), (9, 5 * ALLOC_NS + 4 * FREE_NS));
+        assert_eq!((record.driver_calls, record.driver_ns), (Some(9), Some(5 * ALLOC_NS + 4 * FREE_NS)));
         assert_eq!(record.elapsed_ns, record.driver_ns);
-        assert_eq!((record.driver_alloc_calls, record.driver_alloc_ns), (5, 5 * ALLOC_NS));
-        assert_eq!((record.driver_free_calls, record.driver_mapping_calls), (4, 0));
-        assert_eq!((record.hits, record.new_segments, record.splits), (1, 5, 0));
+        assert_eq!((record.driver_alloc_calls, record.driver_alloc_ns), (Some(5), Some(5 * ALLOC_NS)));
+        assert_eq!((record.driver_free_calls, record.driver_mapping_calls), (Some(4), Some(0)));
+        assert_eq!((record.hits, record.new_segments, record.splits), (Some(1), Some(5), Some(0)));
         assert_eq!((record.hit_p50_ns, record.hit_max_ns), (Some(0), Some(0)));
         assert_eq!((record.new_segment_p99_ns, record.split_p99_ns), (Some(ALLOC_NS), None));
 
-        assert_eq!(record.at_peak_parameter_bytes, 1024);
-        assert_eq!(record.at_peak_gradient_bytes, 512);
-        assert_eq!(record.at_peak_temporary_bytes, 2816);
-        assert_eq!(record.at_peak_activation_bytes, 0);
+        assert_eq!(record.at_peak_parameter_bytes, Some(1024));
+        assert_eq!(record.at_peak_gradient_bytes, Some(512));
+        assert_eq!(record.at_peak_temporary_bytes, Some(2816));
+        assert_eq!(record.at_peak_activation_bytes, Some(0));
         assert_eq!(detail.at_peak[0], TagBytes { category: Category::Parameter, layer: None, bytes: 1024 });
         assert_eq!(detail.warnings, []);
         assert_eq!(detail.strategy_counters, [("segments_on_the_shelf".to_owned(), 1)]);
@@ -462,14 +463,14 @@ mod tests {
         builder.alloc(1, STREAM, TagId(0)); // 7: never reached
         let (record, detail) = run(builder, 4 * KIB, &replay::ReplayOptions::default());
         assert_eq!(record.status, Status::Oom);
-        assert_eq!((record.events, record.ooms, record.oom_event), (7, 1, Some(6)));
+        assert_eq!((record.events, record.ooms, record.oom_event), (Some(7), Some(1), Some(6)));
         assert_eq!((record.oom_step, record.oom_phase.as_deref()), (Some(7), Some("backward")));
         assert_eq!((record.oom_requested_bytes, record.oom_free_bytes), (Some(500), Some(0)));
         assert_eq!((record.oom_cause, record.oom_refused_by), (Some(OomCause::Exhaustion), Some(Refusal::Device)));
-        assert_eq!((record.retries, record.releases_and_retries), (2, 1));
+        assert_eq!((record.retries, record.releases_and_retries), (Some(2), Some(1)));
         assert_eq!(record.release_and_retry_max_ns, Some(2 * ALLOC_NS + FREE_NS));
         assert_eq!(record.oom_max_ns, Some(2 * ALLOC_NS));
-        assert_eq!(record.driver_failures, 3);
+        assert_eq!(record.driver_failures, Some(3));
         let incidents: Vec<_> = detail.timeline.incidents.iter().map(|mark| (mark.event, mark.kind)).collect();
         assert_eq!(incidents, [(5, IncidentKind::Retry), (6, IncidentKind::Retry), (6, IncidentKind::OutOfMemory)]);
         assert_eq!(detail.ooms.len(), 1);
@@ -486,7 +487,7 @@ mod tests {
         let options =
             replay::ReplayOptions { on_out_of_memory: OnOutOfMemory::Skip, ..replay::ReplayOptions::default() };
         let (record, detail) = run(builder, 4 * KIB, &options);
-        assert_eq!((record.status, record.ooms, record.events), (Status::Oom, 3, 6));
+        assert_eq!((record.status, record.ooms, record.events), (Status::Oom, Some(3), Some(6)));
         assert_eq!(detail.warnings, [Warning::NoSteps, Warning::EventsLeftOut { count: 3 }]);
     }
 
@@ -498,9 +499,9 @@ mod tests {
         builder.free(shared);
         builder.alloc(512, STREAM, TagId(0));
         let (record, detail) = run(builder, 64 * KIB, &replay::ReplayOptions::default());
-        assert_eq!((record.peak_allocated_bytes, record.peak_active_bytes), (512, 768));
-        assert_eq!(record.internal_fragmentation, Some(0.0));
-        assert_eq!(record.external_fragmentation, None, "nothing was free");
+        assert_eq!((record.peak_allocated_bytes, record.peak_active_bytes), (Some(512), Some(768)));
+        assert_eq!(record.internal_fragmentation_share, Some(0.0));
+        assert_eq!(record.external_fragmentation_share, None, "nothing was free");
         assert!(detail.warnings.contains(&Warning::BlocksStillWaiting { bytes: 256 }), "{:?}", detail.warnings);
     }
 
@@ -508,9 +509,9 @@ mod tests {
     fn survivors_of_a_round_are_gone_in_the_next() {
         let options = replay::ReplayOptions { repeat: 3, ..replay::ReplayOptions::default() };
         let (record, detail) = run(two_steps(), 64 * KIB, &options);
-        assert_eq!((record.status, record.events), (Status::Completed, 48));
-        assert_eq!(detail.at_peak.iter().map(|part| part.bytes).sum::<u64>(), record.peak_allocated_bytes);
-        assert_eq!(record.internal_fragmentation, Some(1.0 - 3800.0 / 4352.0));
+        assert_eq!((record.status, record.events), (Status::Completed, Some(48)));
+        assert_eq!(Some(detail.at_peak.iter().map(|part| part.bytes).sum::<u64>()), record.peak_allocated_bytes);
+        assert_eq!(record.internal_fragmentation_share, Some(six_digits(1.0 - 3800.0 / 4352.0)));
         assert_eq!(detail.phases[0].times, 3);
     }
 
@@ -520,7 +521,7 @@ mod tests {
         builder.alloc(100, STREAM, TagId(0));
         builder.device_sync();
         let (record, _) = run(builder, 64 * KIB, &replay::ReplayOptions::default());
-        assert_eq!((record.status, record.events, record.allocs), (Status::Error, 1, 1));
+        assert_eq!((record.status, record.events, record.allocs), (Status::Error, Some(1), Some(1)));
         assert_eq!(record.reason, "event 1: cuCtxSynchronize: injected");
     }
 
@@ -534,7 +535,7 @@ mod tests {
         let (record, _) = measure(&CaseLabel::default(), &source, &mut strategy, &mut device, &options);
         assert_eq!(record.status, Status::Error);
         assert_eq!(record.reason, "the strategy was closed and 1024 bytes are still held on the device");
-        assert_eq!(record.peak_allocated_bytes, 4352, "the books were read before");
+        assert_eq!(record.peak_allocated_bytes, Some(4352), "the books were read before");
     }
 
     #[test]
@@ -545,6 +546,7 @@ mod tests {
         let options = replay::ReplayOptions::default();
         let (record, _) = measure(&CaseLabel::default(), &Trace::default(), &mut strategy, &mut device, &options);
         assert_eq!((record.status, record.clock), (Status::Skipped, None));
+        assert_eq!((record.events, record.peak_reserved_bytes, record.driver_ns), (None, None, None));
         assert_eq!(record.reason, "this device has no virtual memory");
     }
 
@@ -553,7 +555,7 @@ mod tests {
         let stop = AtomicBool::new(true);
         let options = replay::ReplayOptions { stop: Some(&stop), ..replay::ReplayOptions::default() };
         let (record, _) = run(two_steps(), 64 * KIB, &options);
-        assert_eq!((record.status, record.events), (Status::Interrupted, 0));
+        assert_eq!((record.status, record.events), (Status::Interrupted, Some(0)));
     }
 
     proptest! {
@@ -579,25 +581,25 @@ mod tests {
             let options = replay::ReplayOptions { on_out_of_memory: OnOutOfMemory::Skip, ..replay::ReplayOptions::default() };
             let (record, detail) = run(builder, capacity * KIB, &options);
             prop_assert!(record.status != Status::Error, "{}", record.reason);
-            prop_assert_eq!(detail.at_peak.iter().map(|part| part.bytes).sum::<u64>(), record.peak_allocated_bytes);
+            prop_assert_eq!(Some(detail.at_peak.iter().map(|part| part.bytes).sum::<u64>()), record.peak_allocated_bytes);
             let steps = || detail.steps.iter().map(|step| step.peak);
-            prop_assert_eq!(steps().map(|peak| peak.allocated_bytes).max(), Some(record.peak_allocated_bytes));
-            prop_assert_eq!(steps().map(|peak| peak.reserved_bytes).max(), Some(record.peak_reserved_bytes));
-            prop_assert_eq!(steps().map(|peak| peak.requested_bytes).max(), Some(record.peak_requested_bytes));
+            prop_assert_eq!(steps().map(|peak| peak.allocated_bytes).max(), record.peak_allocated_bytes);
+            prop_assert_eq!(steps().map(|peak| peak.reserved_bytes).max(), record.peak_reserved_bytes);
+            prop_assert_eq!(steps().map(|peak| peak.requested_bytes).max(), record.peak_requested_bytes);
             prop_assert_eq!(steps().map(|peak| peak.device_used_bytes).max(), Some(record.peak_device_used_bytes));
             let drawn = detail.timeline.points.iter().map(|point| point.allocated_bytes.max).max().unwrap();
-            prop_assert_eq!(drawn, record.peak_allocated_bytes);
+            prop_assert_eq!(Some(drawn), record.peak_allocated_bytes);
             prop_assert_eq!(
                 detail.latencies.iter().map(|latency| latency.count).sum::<u64>(),
-                record.allocs + record.frees + record.ooms
+                [record.allocs, record.frees, record.ooms].iter().flatten().sum::<u64>()
             );
             let shares = [
-                record.internal_fragmentation,
-                record.external_fragmentation,
-                record.oom_external_fragmentation,
-                record.idle_share_at_allocated_peak,
-                record.idle_share_at_reserved_peak,
-                record.peak_gap_share,
+                record.internal_fragmentation_share,
+                record.external_fragmentation_share,
+                record.oom_external_fragmentation_share,
+                record.idle_at_allocated_peak_share,
+                record.idle_at_reserved_peak_share,
+                record.fragmentation_share,
             ];
             prop_assert!(shares.iter().flatten().all(|share| (0.0..=1.0).contains(share)), "{:?}", shares);
         }

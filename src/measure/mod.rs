@@ -28,6 +28,7 @@
 pub mod agreement;
 mod case;
 pub mod categories;
+pub mod digits;
 #[cfg(test)]
 pub(crate) mod fixture;
 pub mod frames;

@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::timeline::{Join, ThinnedSeries};
+use super::{
+    digits::six_digits,
+    timeline::{Join, ThinnedSeries},
+};
 use crate::{
     base::StreamId,
     device::Device,
@@ -56,7 +59,7 @@ impl Levels {
     }
 }
 
-/// `1 - useful / whole`: the share of `whole` that is lost. Nothing is lost of nothing: `None`.
+/// `1 - useful / whole`: the share of `whole` that is lost, with six digits. Nothing is lost of nothing: `None`.
 ///
 /// ```
 /// use oomph::measure::lost_share;
@@ -65,7 +68,7 @@ impl Levels {
 /// ```
 #[must_use]
 pub fn lost_share(useful: u64, whole: u64) -> Option<f64> {
-    (whole > 0).then(|| 1.0 - useful as f64 / whole as f64)
+    (whole > 0).then(|| six_digits(1.0 - useful as f64 / whole as f64))
 }
 
 /// The highest levels of one step, or of several in a row.

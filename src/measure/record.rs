@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Levels, Obstacle, TagBytes,
+    Levels, Obstacle, TagBytes, digits,
     latency::{Durations, EVENT, Latency, MAPPING, Operation, POOL, SYNCHRONIZE},
     lost_share,
     ooms::OomRecorder,
@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Goes up whenever a column changes its name or meaning.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
 oomph_base::named_enum! {
     /// How a case ended.
@@ -50,7 +50,8 @@ impl Status {
     }
 }
 
-/// One row of `runs.csv`. A cell is empty where there is nothing to say: no limit, no OOM, nothing free.
+/// One row of `runs.csv`. A cell is empty where there is nothing to say: no limit, no OOM, nothing free. Everything from
+/// [`events`](CaseRecord::events) on is empty for a case that did not run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CaseRecord {
@@ -80,13 +81,13 @@ pub struct CaseRecord {
     pub reason: String,
 
     /// Events carried out or left out.
-    pub events: u64,
+    pub events: Option<u64>,
     /// Requests served.
-    pub allocs: u64,
+    pub allocs: Option<u64>,
     /// Blocks given back.
-    pub frees: u64,
+    pub frees: Option<u64>,
     /// Requests that failed.
-    pub ooms: u64,
+    pub ooms: Option<u64>,
 
     /// The first failed request: number of the event, from 0.
     pub oom_event: Option<u64>,
@@ -112,19 +113,21 @@ pub struct CaseRecord {
     pub oom_obstacle_bytes: Option<u64>,
 
     /// What no allocator can do without: most requested bytes alive at one time in the whole trace.
-    pub bound_requested_bytes: Option<u64>,
+    #[serde(alias = "bound_requested_bytes")]
+    pub live_peak_bytes: Option<u64>,
     /// The same with every request rounded up to [`GRAIN`](crate::plan::GRAIN).
-    pub bound_rounded_bytes: Option<u64>,
+    #[serde(alias = "bound_rounded_bytes")]
+    pub live_peak_rounded_bytes: Option<u64>,
     /// The height of an offline layout of these rounded requests, where one was asked for.
     pub packed_bytes: Option<u64>,
     /// Most bytes asked for at one time.
-    pub peak_requested_bytes: u64,
+    pub peak_requested_bytes: Option<u64>,
     /// Most bytes in blocks at one time.
-    pub peak_allocated_bytes: u64,
+    pub peak_allocated_bytes: Option<u64>,
     /// Most bytes in blocks and in blocks waiting for a stream.
-    pub peak_active_bytes: u64,
+    pub peak_active_bytes: Option<u64>,
     /// Most bytes taken from the device at one time.
-    pub peak_reserved_bytes: u64,
+    pub peak_reserved_bytes: Option<u64>,
     /// Most bytes that `nvidia-smi` would have shown, where that is known: see [`Levels`](super::Levels).
     pub peak_device_used_bytes: Option<u64>,
     /// Number of the event that brought `allocated` to its peak.
@@ -132,76 +135,82 @@ pub struct CaseRecord {
     /// Number of the event that brought `reserved` to its peak.
     pub peak_reserved_event: Option<u64>,
     /// At the end, before the strategy was closed.
-    pub final_requested_bytes: u64,
+    pub final_requested_bytes: Option<u64>,
     /// At the end, before the strategy was closed.
-    pub final_allocated_bytes: u64,
+    pub final_allocated_bytes: Option<u64>,
     /// At the end, before the strategy was closed.
-    pub final_active_bytes: u64,
+    pub final_active_bytes: Option<u64>,
     /// At the end, before the strategy was closed.
-    pub final_reserved_bytes: u64,
+    pub final_reserved_bytes: Option<u64>,
     /// At the end, before the strategy was closed, where that is known.
     pub final_device_used_bytes: Option<u64>,
 
     /// Internal fragmentation at the allocated peak.
-    pub internal_fragmentation: Option<f64>,
+    #[serde(alias = "internal_fragmentation", serialize_with = "digits::optional")]
+    pub internal_fragmentation_share: Option<f64>,
     /// External fragmentation at the allocated peak.
-    pub external_fragmentation: Option<f64>,
+    #[serde(alias = "external_fragmentation", serialize_with = "digits::optional")]
+    pub external_fragmentation_share: Option<f64>,
     /// External fragmentation at the first failed request.
-    pub oom_external_fragmentation: Option<f64>,
+    #[serde(alias = "oom_external_fragmentation", serialize_with = "digits::optional")]
+    pub oom_external_fragmentation_share: Option<f64>,
     /// Share of `reserved` that was in no block at the allocated peak.
-    pub idle_share_at_allocated_peak: Option<f64>,
+    #[serde(alias = "idle_share_at_allocated_peak", serialize_with = "digits::optional")]
+    pub idle_at_allocated_peak_share: Option<f64>,
     /// Share of `reserved` that was in no block at the reserved peak.
-    pub idle_share_at_reserved_peak: Option<f64>,
+    #[serde(alias = "idle_share_at_reserved_peak", serialize_with = "digits::optional")]
+    pub idle_at_reserved_peak_share: Option<f64>,
     /// 1 - peak allocated / peak reserved, each at its own time.
-    pub peak_gap_share: Option<f64>,
+    #[serde(alias = "peak_gap_share", serialize_with = "digits::optional")]
+    pub fragmentation_share: Option<f64>,
 
     /// Segments at the end.
-    pub segments: u64,
+    pub segments: Option<u64>,
     /// Most segments at one time.
-    pub peak_segments: u64,
+    pub peak_segments: Option<u64>,
     /// Requests that needed cached memory to be given back first.
-    pub retries: u64,
+    pub retries: Option<u64>,
     /// Requests served by a whole cached block.
-    pub hits: u64,
+    pub hits: Option<u64>,
     /// Requests cut from a larger cached block.
-    pub splits: u64,
+    pub splits: Option<u64>,
     /// Requests served by new memory from the device.
-    pub new_segments: u64,
+    pub new_segments: Option<u64>,
     /// Requests served by new memory after a release.
-    pub releases_and_retries: u64,
+    pub releases_and_retries: Option<u64>,
 
     /// From the first event to the last.
-    pub elapsed_ns: u64,
+    pub elapsed_ns: Option<u64>,
     /// Driver calls of all kinds, before the strategy was closed.
-    pub driver_calls: u64,
+    pub driver_calls: Option<u64>,
     /// Of which failed.
-    pub driver_failures: u64,
+    pub driver_failures: Option<u64>,
     /// Time inside them.
-    pub driver_ns: u64,
+    pub driver_ns: Option<u64>,
     /// `cuMemAlloc`.
-    pub driver_alloc_calls: u64,
+    pub driver_alloc_calls: Option<u64>,
     /// `cuMemAlloc`.
-    pub driver_alloc_ns: u64,
+    pub driver_alloc_ns: Option<u64>,
     /// `cuMemFree`.
-    pub driver_free_calls: u64,
+    pub driver_free_calls: Option<u64>,
     /// `cuMemFree`.
-    pub driver_free_ns: u64,
+    pub driver_free_ns: Option<u64>,
     /// Waiting for streams, events or the device.
-    pub driver_synchronize_calls: u64,
+    pub driver_synchronize_calls: Option<u64>,
     /// Waiting for streams, events or the device.
-    pub driver_synchronize_ns: u64,
+    pub driver_synchronize_ns: Option<u64>,
     /// Making, recording, querying and destroying events.
-    pub driver_event_calls: u64,
+    pub driver_event_calls: Option<u64>,
     /// Making, recording, querying and destroying events.
-    pub driver_event_ns: u64,
+    pub driver_event_ns: Option<u64>,
     /// Reserving, creating, mapping and their opposites.
-    pub driver_mapping_calls: u64,
+    pub driver_mapping_calls: Option<u64>,
     /// Reserving, creating, mapping and their opposites.
-    pub driver_mapping_ns: u64,
+    pub driver_mapping_ns: Option<u64>,
     /// The driver's own stream-ordered pools.
-    pub driver_pool_calls: u64,
+    pub driver_pool_calls: Option<u64>,
     /// The driver's own stream-ordered pools.
-    pub driver_pool_ns: u64,
+    pub driver_pool_ns: Option<u64>,
 
     /// Driver time of a request served by a cached block: median.
     pub hit_p50_ns: Option<u64>,
@@ -241,21 +250,21 @@ pub struct CaseRecord {
     pub free_max_ns: Option<u64>,
 
     /// Bytes in blocks of this category at the allocated peak.
-    pub at_peak_parameter_bytes: u64,
+    pub at_peak_parameter_bytes: Option<u64>,
     /// Bytes in blocks of this category at the allocated peak.
-    pub at_peak_gradient_bytes: u64,
+    pub at_peak_gradient_bytes: Option<u64>,
     /// Bytes in blocks of this category at the allocated peak.
-    pub at_peak_optimizer_bytes: u64,
+    pub at_peak_optimizer_bytes: Option<u64>,
     /// Bytes in blocks of this category at the allocated peak.
-    pub at_peak_activation_bytes: u64,
+    pub at_peak_activation_bytes: Option<u64>,
     /// Bytes in blocks of this category at the allocated peak.
-    pub at_peak_temporary_bytes: u64,
+    pub at_peak_temporary_bytes: Option<u64>,
     /// Bytes in blocks of this category at the allocated peak.
-    pub at_peak_workspace_bytes: u64,
+    pub at_peak_workspace_bytes: Option<u64>,
     /// Bytes in blocks of this category at the allocated peak.
-    pub at_peak_input_bytes: u64,
+    pub at_peak_input_bytes: Option<u64>,
     /// Bytes in blocks of no known category at the allocated peak.
-    pub at_peak_unknown_bytes: u64,
+    pub at_peak_unknown_bytes: Option<u64>,
 }
 
 impl CaseRecord {
@@ -281,9 +290,36 @@ impl CaseRecord {
 
     /// Sets what the source needs, independent of the strategy.
     pub fn set_needs(&mut self, needs: &MemoryNeeds) {
-        self.bound_requested_bytes = Some(needs.bound.requested_bytes);
-        self.bound_rounded_bytes = Some(needs.bound.rounded_bytes);
+        self.live_peak_bytes = Some(needs.bound.requested_bytes);
+        self.live_peak_rounded_bytes = Some(needs.bound.rounded_bytes);
         self.packed_bytes = needs.packed_bytes;
+    }
+
+    /// The row of schema 1 as one of [`SCHEMA`]: a case that did not run had 0 where nothing was measured.
+    #[must_use]
+    pub fn upgraded(self) -> CaseRecord {
+        let measured = CaseRecord { schema: SCHEMA, ..self };
+        if measured.clock.is_some() {
+            return measured;
+        }
+        let CaseRecord { case_id, suite, workload, strategy, device, limit_bytes, seed, repeat, status, .. } = measured;
+        CaseRecord {
+            schema: SCHEMA,
+            case_id,
+            suite,
+            workload,
+            strategy,
+            device,
+            limit_bytes,
+            seed,
+            repeat,
+            status,
+            reason: measured.reason,
+            live_peak_bytes: measured.live_peak_bytes,
+            live_peak_rounded_bytes: measured.live_peak_rounded_bytes,
+            packed_bytes: measured.packed_bytes,
+            ..CaseRecord::default()
+        }
     }
 
     pub(super) fn set_reason(&mut self, reason: &str) {
@@ -382,27 +418,29 @@ impl CaseRecord {
     pub(super) fn note_books(&mut self, strategy: &dyn Strategy, device: &dyn Device) {
         let stats = strategy.stats();
         let last = Levels::new(&stats, device);
-        self.final_requested_bytes = last.requested_bytes;
-        self.final_allocated_bytes = last.allocated_bytes;
-        self.final_active_bytes = last.active_bytes;
-        self.final_reserved_bytes = last.reserved_bytes;
+        self.final_requested_bytes = Some(last.requested_bytes);
+        self.final_allocated_bytes = Some(last.allocated_bytes);
+        self.final_active_bytes = Some(last.active_bytes);
+        self.final_reserved_bytes = Some(last.reserved_bytes);
         self.final_device_used_bytes = last.device_used_bytes;
         self.peak_device_used_bytes = last.device_used_bytes;
-        self.peak_requested_bytes = stats.peak.requested;
-        self.peak_allocated_bytes = stats.peak.allocated;
-        self.peak_active_bytes = stats.peak.active;
-        self.peak_reserved_bytes = stats.peak.reserved;
-        self.peak_gap_share = lost_share(stats.peak.allocated, stats.peak.reserved);
-        self.allocs = stats.allocs;
-        self.frees = stats.frees;
-        self.segments = stats.segments;
-        self.peak_segments = stats.peak_segments;
-        self.retries = stats.retries;
+        self.peak_requested_bytes = Some(stats.peak.requested);
+        self.peak_allocated_bytes = Some(stats.peak.allocated);
+        self.peak_active_bytes = Some(stats.peak.active);
+        self.peak_reserved_bytes = Some(stats.peak.reserved);
+        self.fragmentation_share = lost_share(stats.peak.allocated, stats.peak.reserved);
+        self.allocs = Some(stats.allocs);
+        self.frees = Some(stats.frees);
+        self.segments = Some(stats.segments);
+        self.peak_segments = Some(stats.peak_segments);
+        self.retries = Some(stats.retries);
     }
 
     pub(super) fn note_ledger(&mut self, ledger: &CallLedger) {
         let total = ledger.total();
-        (self.driver_calls, self.driver_failures, self.driver_ns) = (total.count, total.failures, total.time.0);
+        self.driver_calls = Some(total.count);
+        self.driver_failures = Some(total.failures);
+        self.driver_ns = Some(total.time.0);
         for (part, calls, ns) in [
             (&[CallKind::MemAlloc][..], &mut self.driver_alloc_calls, &mut self.driver_alloc_ns),
             (&[CallKind::MemFree], &mut self.driver_free_calls, &mut self.driver_free_ns),
@@ -411,8 +449,8 @@ impl CaseRecord {
             (MAPPING, &mut self.driver_mapping_calls, &mut self.driver_mapping_ns),
             (POOL, &mut self.driver_pool_calls, &mut self.driver_pool_ns),
         ] {
-            *calls = part.iter().map(|&call| ledger.of(call).count).sum();
-            *ns = part.iter().map(|&call| ledger.of(call).time.0).sum();
+            *calls = Some(part.iter().map(|&call| ledger.of(call).count).sum());
+            *ns = Some(part.iter().map(|&call| ledger.of(call).time.0).sum());
         }
     }
 
@@ -421,21 +459,21 @@ impl CaseRecord {
         if let Some(AllocatedPeak { event, requested, usage, largest_free, .. }) = peaks.allocated {
             let free = usage.reserved.saturating_sub(usage.active);
             self.peak_allocated_event = Some(event);
-            self.internal_fragmentation = lost_share(requested, usage.allocated);
-            self.external_fragmentation = largest_free.and_then(|largest| lost_share(largest, free));
-            self.idle_share_at_allocated_peak = lost_share(usage.allocated, usage.reserved);
+            self.internal_fragmentation_share = lost_share(requested, usage.allocated);
+            self.external_fragmentation_share = largest_free.and_then(|largest| lost_share(largest, free));
+            self.idle_at_allocated_peak_share = lost_share(usage.allocated, usage.reserved);
         }
         if let Some((event, usage)) = peaks.reserved {
             self.peak_reserved_event = Some(event);
-            self.idle_share_at_reserved_peak = lost_share(usage.allocated, usage.reserved);
+            self.idle_at_reserved_peak_share = lost_share(usage.allocated, usage.reserved);
         }
     }
 
     pub(super) fn note_latency(&mut self, latency: &Latency) {
-        self.hits = latency.of(Operation::Hit).count();
-        self.splits = latency.of(Operation::Split).count();
-        self.new_segments = latency.of(Operation::NewSegment).count();
-        self.releases_and_retries = latency.of(Operation::ReleaseAndRetry).count();
+        self.hits = Some(latency.of(Operation::Hit).count());
+        self.splits = Some(latency.of(Operation::Split).count());
+        self.new_segments = Some(latency.of(Operation::NewSegment).count());
+        self.releases_and_retries = Some(latency.of(Operation::ReleaseAndRetry).count());
         for (operation, p50, p99, max) in [
             (Operation::Hit, &mut self.hit_p50_ns, &mut self.hit_p99_ns, &mut self.hit_max_ns),
             (Operation::Split, &mut self.split_p50_ns, &mut self.split_p99_ns, &mut self.split_max_ns),
@@ -462,6 +500,7 @@ impl CaseRecord {
     }
 
     pub(super) fn note_ooms(&mut self, ooms: &OomRecorder) {
+        self.ooms = Some(ooms.reports.len() as u64 + ooms.left_out);
         let Some(first) = ooms.reports.first() else { return };
         self.oom_event = Some(first.event);
         self.oom_step = first.step;
@@ -474,24 +513,22 @@ impl CaseRecord {
         self.oom_refused_by = Some(first.refused_by);
         self.oom_obstacle = first.kept_back.first().map(|most| most.obstacle);
         self.oom_obstacle_bytes = first.kept_back.first().map(|most| most.bytes);
-        self.oom_external_fragmentation =
+        self.oom_external_fragmentation_share =
             first.largest_free_bytes.and_then(|largest| lost_share(largest, first.cached_free_bytes));
-        self.ooms = ooms.reports.len() as u64 + ooms.left_out;
     }
 
     pub(super) fn note_categories(&mut self, parts: &[TagBytes]) {
-        for part in parts {
-            let column = match part.category {
-                Category::Parameter => &mut self.at_peak_parameter_bytes,
-                Category::Gradient => &mut self.at_peak_gradient_bytes,
-                Category::Optimizer => &mut self.at_peak_optimizer_bytes,
-                Category::Activation => &mut self.at_peak_activation_bytes,
-                Category::Temporary => &mut self.at_peak_temporary_bytes,
-                Category::Workspace => &mut self.at_peak_workspace_bytes,
-                Category::Input => &mut self.at_peak_input_bytes,
-                Category::Unknown => &mut self.at_peak_unknown_bytes,
-            };
-            *column += part.bytes;
+        for (category, column) in [
+            (Category::Parameter, &mut self.at_peak_parameter_bytes),
+            (Category::Gradient, &mut self.at_peak_gradient_bytes),
+            (Category::Optimizer, &mut self.at_peak_optimizer_bytes),
+            (Category::Activation, &mut self.at_peak_activation_bytes),
+            (Category::Temporary, &mut self.at_peak_temporary_bytes),
+            (Category::Workspace, &mut self.at_peak_workspace_bytes),
+            (Category::Input, &mut self.at_peak_input_bytes),
+            (Category::Unknown, &mut self.at_peak_unknown_bytes),
+        ] {
+            *column = Some(parts.iter().filter(|part| part.category == category).map(|part| part.bytes).sum());
         }
     }
 }
@@ -507,7 +544,7 @@ mod record_tests {
         record.oom_phase = Some("forward \"quoted\"".to_owned());
         record.clock = Some(DeviceClock::Virtual);
         record.oom_cause = Some(OomCause::Fragmentation);
-        record.internal_fragmentation = Some(1.0 / 3.0);
+        record.internal_fragmentation_share = Some(0.333333);
         let mut writer = csv::Writer::from_writer(Vec::new());
         writer.serialize(&record).unwrap();
         let text = writer.into_inner().unwrap();
@@ -516,6 +553,37 @@ mod record_tests {
         assert_eq!(read, record);
         assert_eq!(read.reason, "two lines");
         assert_eq!((read.suite, read.limit_bytes, read.repeat), (label.suite, label.limit, label.repeat));
+    }
+
+    #[test]
+    fn row_of_schema_1_has_no_figures_for_a_case_that_did_not_run() {
+        let text = "schema,case_id,clock,status,events,bound_requested_bytes,peak_reserved_bytes,peak_gap_share,driver_ns\n\
+                    1,a,,skipped,0,7,0,,0\n\
+                    1,b,virtual,completed,3,7,0,0.25,0\n";
+        let rows = csv::Reader::from_reader(text.as_bytes()).into_deserialize().map(|row| {
+            let row: CaseRecord = row.unwrap();
+            row.upgraded()
+        });
+        let [skipped, completed] = rows.collect::<Vec<_>>().try_into().unwrap();
+        assert_eq!((skipped.schema, skipped.case_id.as_str(), skipped.status), (SCHEMA, "a", Status::Skipped));
+        assert_eq!((skipped.events, skipped.peak_reserved_bytes, skipped.driver_ns), (None, None, None));
+        assert_eq!((skipped.live_peak_bytes, completed.live_peak_bytes), (Some(7), Some(7)));
+        assert_eq!((completed.events, completed.peak_reserved_bytes, completed.driver_ns), (Some(3), Some(0), Some(0)));
+        assert_eq!(completed.fragmentation_share, Some(0.25));
+    }
+
+    #[test]
+    fn cells_of_a_case_that_did_not_run_are_empty_and_read_back_as_unknown() {
+        let record = CaseRecord::unmeasured(&CaseLabel::default(), Status::Skipped, "no such ability");
+        let mut writer = csv::Writer::from_writer(Vec::new());
+        writer.serialize(&record).unwrap();
+        let text = writer.into_inner().unwrap();
+        let mut reader = csv::Reader::from_reader(text.as_slice());
+        let header = reader.headers().unwrap().clone();
+        let cells = reader.records().next().unwrap().unwrap();
+        let figures = header.iter().zip(&cells).skip_while(|(name, _)| *name != "events");
+        assert_eq!(figures.filter(|(_, cell)| !cell.is_empty()).collect::<Vec<_>>(), []);
+        assert_eq!(cells.deserialize::<CaseRecord>(Some(&header)).unwrap(), record);
     }
 
     #[test]

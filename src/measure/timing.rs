@@ -22,7 +22,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{CaseLabel, SCHEMA, latency::Durations};
+use super::{CaseLabel, SCHEMA, digits, latency::Durations};
 use crate::{
     base::{Nanos, ThreadId},
     device::DeviceClock,
@@ -75,9 +75,11 @@ pub struct TimingRecord {
     /// [`passes_ns`](TimingRecord::passes_ns).
     pub pass_ns: String,
     /// In the median pass, all threads together; reading the source is part of it.
+    #[serde(serialize_with = "digits::required")]
     pub operations_per_second: f64,
     /// What an operation takes from the side of the thread that asks for it, waiting for the lock included: the median
     /// pass times the number of threads, divided by the operations.
+    #[serde(serialize_with = "digits::required")]
     pub ns_per_operation: f64,
     /// One operation in this many was timed in the sampled pass.
     pub sampled_one_in: u32,

@@ -92,8 +92,8 @@ fn facts(advice: &Advice) -> Vec<(&'static str, String)> {
     if let Some(end) = &advice.dead_end {
         facts.push(("after that", beyond(advice, end)));
     }
-    if let Some(then) = advice.driver_ns {
-        facts.push(("driver time", cost(advice.driver_now_ns.filter(|_| advice.changes), then)));
+    if let Some(then) = advice.driver_without_launches_ns {
+        facts.push(("driver time", cost(advice.driver_without_launches_now_ns.filter(|_| advice.changes), then)));
     }
     facts.push(("how sure", confidence(advice)));
     facts.extend(prediction(advice).map(|words| ("prediction", words)));
@@ -251,7 +251,7 @@ fn held(holder: &MemoryHolder) -> String {
 
 /// What users can compare with their own run.
 fn reserved(advice: &Advice) -> Option<String> {
-    let (now, then) = (advice.reserved_now_bytes?, advice.reserved_bytes?);
+    let (now, then) = (advice.uncapped_reserved_now_bytes?, advice.uncapped_reserved_bytes?);
     let figure = "without a limit (torch.cuda.max_memory_reserved)";
     Some(match (advice.changes || advice.closest.is_some(), then.cmp(&now)) {
         (false, _) => format!("{} {figure}", Bytes(now)),
@@ -433,8 +433,8 @@ fn cells(row: &AdviceRow) -> [String; 7] {
         name,
         maybe_bytes(row.uncapped_reserved_bytes),
         needed,
-        in_mebibytes(row.device_bytes),
-        row.driver_ns.map_or_else(String::new, |nanos| Nanos(nanos).to_string()),
+        in_mebibytes(row.needed_card_bytes),
+        row.driver_without_launches_ns.map_or_else(String::new, |nanos| Nanos(nanos).to_string()),
         fits.to_owned(),
         mark.to_owned(),
     ]
@@ -462,9 +462,9 @@ mod tests {
             strategy: settings.map_or("bfc".to_owned(), |settings| format!("caching:{settings}")),
             status: ThresholdStatus::Found,
             needed_bytes: Some(needed_mib * MIB),
-            device_bytes: Some((needed_mib + 594) * MIB),
+            needed_card_bytes: Some((needed_mib + 594) * MIB),
             uncapped_reserved_bytes: Some(9000 * MIB),
-            driver_ns: Some(4_000_000),
+            driver_without_launches_ns: Some(4_000_000),
             ..AdviceRow::default()
         }
     }
@@ -482,12 +482,12 @@ mod tests {
             needed_now_bytes: now.needed_bytes,
             needed_bytes: best.needed_bytes,
             saved_bytes: 636 * MIB,
-            reserved_now_bytes: Some(9000 * MIB),
-            reserved_bytes: Some(6600 * MIB),
+            uncapped_reserved_now_bytes: Some(9000 * MIB),
+            uncapped_reserved_bytes: Some(6600 * MIB),
             predictions: checked_predictions("expandable_segments:True"),
             live_peak_bytes: 6006 * MIB,
-            driver_now_ns: Some(4_000_000),
-            driver_ns: Some(4_500_000),
+            driver_without_launches_now_ns: Some(4_000_000),
+            driver_without_launches_ns: Some(4_500_000),
             confidence: Confidence::Exact { entries: 55169, blocks_before: 0 },
             tried: vec![best, row(None, 6400), now, row(Some("max_split_size_mb:32"), 7000)],
             ..Advice::default()

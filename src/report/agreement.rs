@@ -41,8 +41,8 @@ impl RenderRow for AgreementRecord {
 
 fn title(record: &AgreementRecord) -> String {
     match record.limit_bytes {
-        Some(limit) => format!("{} <= {}", record.source, Bytes(limit)),
-        None => record.source.clone(),
+        Some(limit) => format!("{} <= {}", record.workload, Bytes(limit)),
+        None => record.workload.clone(),
     }
 }
 
@@ -50,11 +50,11 @@ fn row(heading: String, record: &AgreementRecord) -> Vec<String> {
     let mut cells = vec![heading, record.strategy.clone()];
     let measured = [
         record.events.map_or_else(String::new, |events| events.to_string()),
-        record.agreement_percent.map_or_else(|| "-".to_owned(), share),
+        record.events_agreed_share.map_or_else(|| "-".to_owned(), share),
         maybe_bytes(record.peak_reserved_bytes),
         maybe_bytes(record.simulated_peak_reserved_bytes),
-        record.peak_reserved_difference_percent.map_or_else(|| "-".to_owned(), signed),
-        record.peak_used_difference_percent.map_or_else(|| "-".to_owned(), signed),
+        record.peak_reserved_difference_share.map_or_else(|| "-".to_owned(), signed),
+        record.peak_active_difference_share.map_or_else(|| "-".to_owned(), signed),
     ];
     match record.finding {
         AgreementFinding::Agrees | AgreementFinding::Differs | AgreementFinding::Unscripted => cells.extend(measured),
@@ -65,13 +65,14 @@ fn row(heading: String, record: &AgreementRecord) -> Vec<String> {
 }
 
 /// A share of events; 100 % means all of them.
-fn share(percent: f64) -> String {
+fn share(share: f64) -> String {
+    let percent = share * 100.0;
     if percent < 100.0 { format!("{:.3} %", (percent * 1000.0).floor() / 1000.0) } else { "100 %".to_owned() }
 }
 
 /// A difference; `0 %` means none.
-fn signed(percent: f64) -> String {
-    match percent {
+fn signed(share: f64) -> String {
+    match share * 100.0 {
         0.0 => "0 %".to_owned(),
         small if small.abs() < 0.01 => format!("{small:+.4} %"),
         other => format!("{other:+.2} %"),
@@ -102,17 +103,18 @@ fn summary(records: &[AgreementRecord]) -> String {
     if !scripted.is_empty() {
         let events: u64 = scripted.iter().filter_map(|record| record.events).sum();
         let agreed: u64 = scripted.iter().filter_map(|record| record.events_agreed).sum();
-        let part = share(agreed as f64 / events.max(1) as f64 * 100.0);
+        let part = share(agreed as f64 / events.max(1) as f64);
         parts.push(format!("{agreed} of {events} events decided the same ({part})"));
     }
     let differences: Vec<_> =
-        records.iter().filter_map(|record| Some((record.peak_reserved_difference_percent?, record))).collect();
+        records.iter().filter_map(|record| Some((record.peak_reserved_difference_share?, record))).collect();
     if let Some((largest, record)) = differences.iter().max_by(|(a, _), (b, _)| a.abs().total_cmp(&b.abs())) {
         let equal = differences.iter().filter(|(difference, _)| *difference == 0.0).count();
         let count = differences.len();
         let mut free = format!("free-running peak reserved the same to the byte in {equal} of {count}");
         if *largest != 0.0 {
-            let average = differences.iter().map(|(difference, _)| difference.abs()).sum::<f64>() / count as f64;
+            let sum: f64 = differences.iter().map(|(difference, _)| difference.abs()).sum();
+            let average = 100.0 * sum / count as f64;
             free.push_str(&format!(", {average:.2} % off on average"));
             free.push_str(&format!(", at most {} ({})", signed(*largest), record.case_id));
         }
@@ -132,7 +134,10 @@ fn summary(records: &[AgreementRecord]) -> String {
 #[cfg(test)]
 mod tests {
     use super::{super::Render, *};
-    use crate::{base::MIB, measure::CaseLabel};
+    use crate::{
+        base::MIB,
+        measure::{CaseLabel, SCHEMA, digits::six_digits},
+    };
 
     fn record(
         source: &str,
@@ -152,11 +157,11 @@ mod tests {
         AgreementRecord {
             events: Some(3000),
             events_agreed: agreed,
-            agreement_percent: agreed.map(|agreed| agreed as f64 / 30.0),
+            events_agreed_share: agreed.map(|agreed| six_digits(agreed as f64 / 3000.0)),
             peak_reserved_bytes: Some(100 * MIB),
             simulated_peak_reserved_bytes: Some(simulated * MIB),
-            peak_reserved_difference_percent: Some(simulated as f64 - 100.0),
-            peak_used_difference_percent: Some(0.001),
+            peak_reserved_difference_share: Some((simulated as f64 - 100.0) / 100.0),
+            peak_active_difference_share: Some(0.00001),
             ..AgreementRecord::unmeasured(&label, "sim", finding, "because")
         }
     }
@@ -165,7 +170,7 @@ mod tests {
         let mut differing = record("training", "caching", AgreementFinding::Differs, Some(2999), 102);
         differing.first_difference = Some("event 17, free: this; that".to_owned());
         let mut skipped = record("streams", "caching:expandable_segments:True", AgreementFinding::Skipped, None, 100);
-        skipped.peak_reserved_difference_percent = None;
+        skipped.peak_reserved_difference_share = None;
         vec![
             record("training", "direct", AgreementFinding::Agrees, Some(3000), 100),
             differing,
@@ -199,14 +204,14 @@ mod tests {
 
     #[test]
     fn single_event_is_not_rounded_away() {
-        assert_eq!((share(100.0).as_str(), share(99.999_999).as_str()), ("100 %", "99.999 %"));
-        assert_eq!((signed(0.0).as_str(), signed(-0.0004).as_str()), ("0 %", "-0.0004 %"));
+        assert_eq!((share(1.0).as_str(), share(0.999_999_99).as_str()), ("100 %", "99.999 %"));
+        assert_eq!((signed(0.0).as_str(), signed(-0.000_004).as_str()), ("0 %", "-0.0004 %"));
     }
 
     #[test]
     fn csv_and_json_have_all_columns() {
         let value = sample().json();
-        assert_eq!((&value["schema"], &value["rows"][0]["peak_reserved_bytes"]), (&1.into(), &(100 * MIB).into()));
+        assert_eq!((&value["schema"], &value["rows"][0]["peak_reserved_bytes"]), (&SCHEMA.into(), &(100 * MIB).into()));
         let text = sample().csv().unwrap();
         let read: Vec<AgreementRecord> =
             csv::Reader::from_reader(text.as_bytes()).into_deserialize().map(Result::unwrap).collect();

@@ -56,13 +56,13 @@ fn row(heading: String, record: &CaseRecord, best: bool) -> Vec<String> {
         // The star has its own place, so that digits stay aligned.
         let star = if best { "*" } else { " " };
         cells.extend([
-            Bytes(record.peak_allocated_bytes).to_string(),
-            Bytes(record.peak_reserved_bytes).to_string(),
+            maybe_bytes(record.peak_allocated_bytes),
+            maybe_bytes(record.peak_reserved_bytes),
             format!("{} {star}", maybe_bytes(record.peak_device_used_bytes)),
-            record.peak_gap_share.map_or_else(String::new, |share| format!("{:.1} %", share * 100.0)),
+            record.fragmentation_share.map_or_else(String::new, |share| format!("{:.1} %", share * 100.0)),
             verdict(record),
-            record.driver_calls.to_string(),
-            Nanos(record.driver_ns).to_string(),
+            record.driver_calls.map_or_else(String::new, |calls| calls.to_string()),
+            record.driver_ns.map_or_else(String::new, |time| Nanos(time).to_string()),
         ]);
     } else {
         cells.extend(["", "", "", "", &verdict(record), "", ""].map(str::to_owned));
@@ -104,8 +104,8 @@ pub fn waterfall(records: &[CaseRecord], medium: Medium) -> Option<String> {
         let mut heading = title(&group.scenario, &groups);
         for record in &group.records {
             // A case that ended early held less than its trace needs.
-            let (Status::Completed, Some(requested), Some(rounded)) =
-                (record.status, record.bound_requested_bytes, record.bound_rounded_bytes)
+            let (Status::Completed, Some(requested), Some(rounded), Some(reserved)) =
+                (record.status, record.live_peak_bytes, record.live_peak_rounded_bytes, record.peak_reserved_bytes)
             else {
                 continue;
             };
@@ -114,9 +114,9 @@ pub fn waterfall(records: &[CaseRecord], medium: Medium) -> Option<String> {
                 record.strategy.clone(),
                 Bytes(requested).to_string(),
                 Bytes(rounded).to_string(),
-                Bytes(record.peak_reserved_bytes).to_string(),
+                Bytes(reserved).to_string(),
                 maybe_bytes(record.peak_device_used_bytes),
-                over_bound(record.peak_reserved_bytes, rounded),
+                over_bound(reserved, rounded),
             ];
             if packed {
                 cells.insert(4, maybe_bytes(record.packed_bytes));
@@ -268,17 +268,17 @@ mod tests {
         let measured = status != Status::Skipped;
         CaseRecord {
             clock: measured.then_some(DeviceClock::Virtual),
-            peak_allocated_bytes: 30 * MIB,
-            peak_reserved_bytes: reserved,
+            peak_allocated_bytes: measured.then_some(30 * MIB),
+            peak_reserved_bytes: measured.then_some(reserved),
             peak_device_used_bytes: Some(reserved + MIB),
-            peak_gap_share: crate::measure::lost_share(30 * MIB, reserved),
+            fragmentation_share: crate::measure::lost_share(30 * MIB, reserved),
             oom_event: (status == Status::Oom).then_some(17),
             oom_requested_bytes: (status == Status::Oom).then_some(8 * MIB),
             oom_free_bytes: (status == Status::Oom).then_some(9 * MIB),
             oom_cause: (status == Status::Oom).then_some(OomCause::Fragmentation),
-            driver_calls: 4,
-            driver_alloc_calls: 2,
-            driver_ns: 1_234_000,
+            driver_calls: measured.then_some(4),
+            driver_alloc_calls: measured.then_some(2),
+            driver_ns: measured.then_some(1_234_000),
             ..CaseRecord::unmeasured(&label, status, "because")
         }
     }
@@ -340,7 +340,7 @@ mod tests {
     #[test]
     fn json_has_a_schema_and_base_units() {
         let value = sample().json();
-        assert_eq!(value["schema"], 1);
+        assert_eq!(value["schema"], 2);
         assert_eq!(value["rows"][1]["peak_reserved_bytes"], 32 * MIB);
         assert_eq!(value["rows"][3]["status"], "skipped");
     }
@@ -355,8 +355,8 @@ mod tests {
 
     fn bounded(strategy: &str, status: Status, reserved: u64) -> CaseRecord {
         CaseRecord {
-            bound_requested_bytes: Some(39 * MIB),
-            bound_rounded_bytes: Some(40 * MIB),
+            live_peak_bytes: Some(39 * MIB),
+            live_peak_rounded_bytes: Some(40 * MIB),
             peak_device_used_bytes: Some(reserved + 500 * MIB),
             ..record("w", strategy, status, reserved)
         }
@@ -384,7 +384,7 @@ mod tests {
 
     #[test]
     fn waterfall_needs_a_bound() {
-        let records = [CaseRecord { bound_rounded_bytes: None, ..bounded("caching", Status::Completed, MIB) }];
+        let records = [CaseRecord { live_peak_rounded_bytes: None, ..bounded("caching", Status::Completed, MIB) }];
         assert_eq!(waterfall(&records, Medium::PIPE), None);
     }
 

@@ -1,9 +1,12 @@
 //! Where and how a run was made (`env.json`), and what two runs differ in.
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::Partition;
+use crate::measure::SCHEMA;
 
 /// What a reader needs to judge a run and to repeat it. The command line fills it in.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -98,6 +101,18 @@ const SETTING_KEYS: [(&str, &str); 10] = [
 ];
 
 impl Environment {
+    /// What a reader of an older run should know.
+    #[must_use]
+    pub fn schema_note(&self, folder: &Path) -> Option<String> {
+        let Environment { schema, version, .. } = self;
+        (*schema < SCHEMA).then(|| {
+            format!(
+                "note: {} has schema {schema} (oomph {version}); its columns are converted to schema {SCHEMA}",
+                folder.display()
+            )
+        })
+    }
+
     /// The first difference from `other` that forbids mixing their rows.
     pub fn conflict(&self, other: &Environment) -> Option<EnvironmentDifference> {
         let part = |run: &Environment| run.shard.map_or_else(|| "the whole run".to_owned(), |part| part.to_string());

@@ -48,6 +48,18 @@ pub enum ReportError {
     /// The columns are those of another version of this program.
     #[error("{path}: the columns are not those of schema {schema}")]
     OtherColumns { path: PathBuf, schema: u32 },
+    /// A newer release wrote the files, or they are damaged.
+    #[error(
+        "{path} has schema {there}; this release of oomph reads schemas 1 to {here}. Read it with the release that wrote \
+         it, or a newer one"
+    )]
+    UnknownSchema { path: PathBuf, there: u32, here: u32 },
+    /// An older release wrote the files, and rows of two schemas cannot be in one file.
+    #[error(
+        "{path} {cannot}: it has schema {there}, and this release of oomph writes schema {here}. Start a new run with \
+         --output, or use the release that wrote it ({version})"
+    )]
+    OldSchema { path: PathBuf, cannot: &'static str, there: u32, here: u32, version: String },
     /// A row cannot be read.
     #[error("{path}:{line}: {reason}")]
     Row { path: PathBuf, line: u64, reason: String },

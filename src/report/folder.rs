@@ -15,7 +15,7 @@ use super::{
     rows::{self, CsvRow, RowFile},
     scenario,
 };
-use crate::measure::{CaseDetail, CaseRecord, TimingRecord, file_stem};
+use crate::measure::{CaseDetail, CaseRecord, SCHEMA, TimingRecord, file_stem};
 
 /// A run's folder: `env.json`, `runs.csv`, `timings.csv`, `cases/`, and after [`finish`](RunFolder::finish)
 /// `comparison.csv` and `summary.md`.
@@ -54,12 +54,22 @@ pub(super) fn begin(path: &Path, environment: &Environment) -> Result<(), Report
 /// The environment of a folder, if its rows may be mixed with rows of `environment`.
 pub(super) fn check_environment(path: &Path, environment: &Environment) -> Result<Environment, ReportError> {
     let there = read_environment(path)?;
+    refuse_old_schema(path, &there, "cannot be resumed")?;
     match environment.conflict(&there) {
         Some(EnvironmentDifference { what, here, there }) => {
             Err(ReportError::OtherEnvironment { path: path.to_owned(), what, here, there })
         }
         None => Ok(there),
     }
+}
+
+/// Refuses a folder whose rows have another schema than those that are written now.
+pub(super) fn refuse_old_schema(path: &Path, there: &Environment, cannot: &'static str) -> Result<(), ReportError> {
+    if there.schema == SCHEMA {
+        return Ok(());
+    }
+    let version = format!("{}, commit {}", there.version, there.commit);
+    Err(ReportError::OldSchema { path: path.to_owned(), cannot, there: there.schema, here: SCHEMA, version })
 }
 
 impl RunFolder {
@@ -196,7 +206,7 @@ impl<T: FolderRecord> RecordFolder<T> {
 
     /// The rows of a folder.
     pub(super) fn read(path: &Path) -> Result<Vec<T>, ReportError> {
-        rows::read(&Self::csv(path))
+        rows::read_any_release(&Self::csv(path))
     }
 
     pub(super) fn csv(path: &Path) -> PathBuf {
@@ -256,17 +266,17 @@ pub fn copy_run(folder: &Path, place: &Path) -> Result<(), ReportError> {
     fs::rename(&beside, place).map_err(ReportError::io(place))
 }
 
-/// The rows of a run, finished or not, in file order.
+/// The rows of a run, finished or not, in file order. Rows of an older schema are converted.
 pub fn read_records(folder: &Path) -> Result<Vec<CaseRecord>, ReportError> {
-    rows::read(&folder.join("runs.csv"))
+    rows::read_any_release(&folder.join("runs.csv"))
 }
 
-/// The wall-clock rows of a run.
+/// The wall-clock rows of a run. Rows of an older schema are converted.
 pub fn read_timings(folder: &Path) -> Result<Vec<TimingRecord>, ReportError> {
-    rows::read(&folder.join("timings.csv"))
+    rows::read_any_release(&folder.join("timings.csv"))
 }
 
-/// The environment of a run.
+/// The environment of a run. A schema that cannot be read is refused.
 pub fn read_environment(folder: &Path) -> Result<Environment, ReportError> {
     let path = folder.join("env.json");
     if !path.is_file() {
@@ -278,7 +288,9 @@ pub fn read_environment(folder: &Path) -> Result<Environment, ReportError> {
         });
     }
     let text = fs::read(&path).map_err(ReportError::io(&path))?;
-    serde_json::from_slice(&text).map_err(ReportError::json(&path))
+    let environment: Environment = serde_json::from_slice(&text).map_err(ReportError::json(&path))?;
+    rows::check_schema(folder, environment.schema)?;
+    Ok(environment)
 }
 
 /// Whether a case has a detail file; published folders have none.
@@ -351,7 +363,8 @@ mod tests {
     };
 
     fn environment() -> Environment {
-        Environment { commit: "abc".to_owned(), device: "sim".to_owned(), seed: 1, ..Environment::default() }
+        let (commit, device) = ("abc".to_owned(), "sim".to_owned());
+        Environment { schema: SCHEMA, commit, device, seed: 1, ..Environment::default() }
     }
 
     fn case(workload: &str) -> (CaseRecord, CaseDetail) {
@@ -504,7 +517,8 @@ mod tests {
     fn timings_have_their_own_file() {
         let folder = TempDir::new().unwrap();
         let run = RunFolder::create(folder.path(), &environment()).unwrap();
-        let timing = |case_id: &str| TimingRecord { case_id: case_id.to_owned(), ..TimingRecord::default() };
+        let timing =
+            |case_id: &str| TimingRecord { schema: SCHEMA, case_id: case_id.to_owned(), ..TimingRecord::default() };
         run.append_timing(&timing("b")).unwrap();
         run.append_timing(&timing("a")).unwrap();
         run.finish(&["a".to_owned(), "b".to_owned()], "shelf").unwrap();
@@ -524,6 +538,7 @@ mod tests {
         let folder = TempDir::new().unwrap();
         let path = folder.path().join("run");
         let row = |id: &str| ClaimRecord {
+            schema: SCHEMA,
             id: id.to_owned(),
             verdict: ClaimVerdict::Depends,
             lesson: "Sometimes.".to_owned(),
@@ -549,6 +564,7 @@ mod tests {
         let folder = TempDir::new().unwrap();
         let path = folder.path().join("run");
         let row = |technique: &str, status| TechniqueRecord {
+            schema: SCHEMA,
             model: "gpt".to_owned(),
             technique: technique.to_owned(),
             title: technique.to_owned(),

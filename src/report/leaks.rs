@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::{
     Medium, Render, ReportError,
     plot::plot,
-    render::{TextTable, signed_bytes},
+    render::{TextTable, maybe_bytes, signed_bytes},
     rows,
 };
 use crate::{
@@ -279,16 +279,20 @@ fn shortened(name: &str) -> String {
 fn steps(steps: &[StepUse], medium: Medium) -> String {
     let mut table = TextTable::new(&HEADINGS, medium).with_numbers(..);
     let left_out = steps.len().saturating_sub(MOST_STEPS_SHOWN);
-    let bytes = |bytes: u64| if bytes == 0 { "-".to_owned() } else { Bytes(bytes).to_string() };
+    let bytes = |bytes: Option<u64>| match bytes {
+        Some(0) => "-".to_owned(),
+        bytes => maybe_bytes(bytes),
+    };
+    let count = |count: Option<u64>| count.map_or_else(String::new, |count| count.to_string());
     for step in &steps[left_out..] {
         table.row([
             step.step.to_string(),
-            bytes(step.kept_bytes),
+            bytes(Some(step.kept_bytes)),
             bytes(step.transient_bytes),
-            bytes(step.reserved_bytes),
+            bytes(Some(step.reserved_bytes)),
             bytes(step.stuck_bytes),
-            step.born_blocks.to_string(),
-            step.passing_blocks.to_string(),
+            count(step.born_blocks),
+            count(step.passing_blocks),
             bytes(step.passing_bytes),
             bytes(step.collected_bytes),
         ]);

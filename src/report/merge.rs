@@ -71,6 +71,9 @@ impl Shards {
             let reason = self.problems.first().map_or("there are none", String::as_str);
             return Err(ReportError::NotWhole { reason: reason.to_owned() });
         };
+        for shard in &self.folders {
+            folder::refuse_old_schema(&shard.path, &shard.environment, "cannot be merged")?;
+        }
         let environment = self.environment(first);
         let base = environment.settings.as_ref().map_or("", |settings| settings.base.as_str());
         let case_ids: Vec<String> = first.plan.iter().flatten().map(|case| case.case_id.clone()).collect();
@@ -270,7 +273,7 @@ mod tests {
     use super::*;
     use crate::report::PartitionRule;
     use crate::{
-        measure::{CaseDetail, CaseLabel},
+        measure::{CaseDetail, CaseLabel, SCHEMA},
         report::RunSettings,
     };
 
@@ -289,6 +292,7 @@ mod tests {
 
     fn environment(shard: u32) -> Environment {
         Environment {
+            schema: SCHEMA,
             started: format!("2026-11-1{}T00:00:00Z", 9 - shard),
             machine: format!("machine {shard}"),
             settings: Some(RunSettings { base: "caching".to_owned(), ..RunSettings::default() }),
@@ -297,13 +301,17 @@ mod tests {
         }
     }
 
+    fn timing(case_id: &str) -> TimingRecord {
+        TimingRecord { schema: SCHEMA, case_id: case_id.to_owned(), ..TimingRecord::default() }
+    }
+
     /// A folder of the shard with these rows.
     fn shard(folder: &TempDir, name: &str, environment: &Environment, rows: &[CaseRecord]) -> PathBuf {
         let path = folder.path().join(name);
         let run = RunFolder::create(&path, environment).unwrap();
         PlannedCase::write(&path, &plan()).unwrap();
         for row in rows {
-            run.append_timing(&TimingRecord { case_id: row.case_id.clone(), ..TimingRecord::default() }).unwrap();
+            run.append_timing(&timing(&row.case_id)).unwrap();
             run.append(row, &CaseDetail { case_id: row.case_id.clone(), ..CaseDetail::default() }).unwrap();
         }
         path
@@ -319,9 +327,9 @@ mod tests {
         let one = shard(&folder, "one", &environment(1), &["e", "a", "c"].map(record));
         let two = shard(&folder, "two", &environment(2), &["d", "b"].map(record));
         let alone = folder.path().join("alone");
-        let run = RunFolder::create(&alone, &Environment::default()).unwrap();
+        let run = RunFolder::create(&alone, &Environment { shard: None, ..environment(1) }).unwrap();
         for row in CASES.map(record) {
-            run.append_timing(&TimingRecord { case_id: row.case_id.clone(), ..TimingRecord::default() }).unwrap();
+            run.append_timing(&timing(&row.case_id)).unwrap();
             run.append(&row, &CaseDetail { case_id: row.case_id.clone(), ..CaseDetail::default() }).unwrap();
         }
         run.finish(&CASES.map(|workload| record(workload).case_id), "caching").unwrap();
@@ -419,7 +427,7 @@ mod tests {
         fs::remove_file(two.join("plan.csv")).unwrap();
         assert!(problems_of(&[two])[0].ends_with("it has no plan.csv"));
         let whole = folder.path().join("whole");
-        RunFolder::create(&whole, &Environment::default()).unwrap();
+        RunFolder::create(&whole, &Environment { shard: None, ..environment(1) }).unwrap();
         assert!(matches!(Shards::open(&[whole]), Err(ReportError::NoShard { .. })));
     }
 }

@@ -40,7 +40,9 @@ pub use merge::Shards;
 pub use partition::{Partition, PartitionError, PartitionRule};
 pub use ranks::RankReport;
 pub use render::{Medium, Render, Terminal};
-pub use rows::{PlannedCase, save};
+pub use rows::{PlannedCase, save, to_csv};
+#[cfg(test)]
+pub(crate) use scenario::comparison_csv;
 pub use stress::{Endurance, VerdictMatrix};
 pub use techniques::{no_technique_advice, technique_advice};
 pub use thresholds::ThresholdFiles;

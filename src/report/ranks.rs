@@ -30,10 +30,10 @@ impl<T: Render> Render for RankReport<'_, T> {
     }
 
     fn csv(&self) -> Result<String, ReportError> {
-        rows::to_csv(&self.ranks.rows)
+        rows::to_csv_with(&["figure"], self.ranks.rows.iter().map(|row| ((self.ranks.figure,), row)))
     }
 
-    /// `{"schema": 1, "figure": .., "worst": .., "spread": .., "outliers": [..], "rows": [..]}`. Each
+    /// `{"schema": 2, "figure": .., "worst": .., "spread": .., "outliers": [..], "rows": [..]}`. Each
     /// row has `answers`: the rows that the command gives for a single source.
     fn json(&self) -> Value {
         let with_answers = |(row, answer): (&RankRow, &Option<&T>)| {
@@ -58,7 +58,12 @@ impl<T: Render> Render for RankReport<'_, T> {
         for row in &ranks.rows {
             let away = row.outlier_by_bytes.map(|by| format!(" (outlier by {})", plus_or_minus(by)));
             let verdict = row.verdict.clone() + &away.unwrap_or_default();
-            table.row([row.rank.clone(), bytes(row.peak_bytes), bytes(row.figure_bytes), verdict]);
+            table.row([
+                row.rank.clone(),
+                bytes(row.live_peak_bytes.or(row.peak_allocated_bytes)),
+                bytes(row.figure_bytes),
+                verdict,
+            ]);
         }
         let worst = ranks.worst.and_then(|place| Some((&ranks.rows[place].rank, (*self.answers.get(place)?)?)));
         let in_full = worst.map_or_else(String::new, |(rank, answer)| {
@@ -115,7 +120,7 @@ mod tests {
             .enumerate()
             .map(|(rank, &bytes)| RankRow {
                 rank: rank.to_string(),
-                peak_bytes: Some(bytes / 2),
+                live_peak_bytes: Some(bytes / 2),
                 figure_bytes: Some(bytes),
                 verdict: "fits".to_owned(),
                 ..RankRow::default()
@@ -172,6 +177,9 @@ mod tests {
         assert!(report.text(Medium::PIPE).starts_with("The worst of 5 ranks is 3:\n\nin full\n"));
         let csv = report.csv().unwrap();
         assert_eq!(csv.lines().count(), 6);
-        assert_eq!(csv.lines().next().unwrap(), "rank,peak_bytes,figure_bytes,verdict,outlier_by_bytes");
+        assert_eq!(
+            csv.lines().next().unwrap(),
+            "figure,rank,live_peak_bytes,peak_allocated_bytes,figure_bytes,verdict,outlier_by_bytes"
+        );
     }
 }

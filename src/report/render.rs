@@ -26,7 +26,7 @@ pub trait Render {
         Err(ReportError::NoCsv)
     }
 
-    /// `{"schema": 1, "rows": [...]}` in bytes and nanoseconds.
+    /// `{"schema": 2, "rows": [...]}` in bytes and nanoseconds.
     fn json(&self) -> Value {
         json!({ "schema": SCHEMA, "rows": self.rows() })
     }

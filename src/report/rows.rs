@@ -12,12 +12,53 @@ use std::{
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::ReportError;
-use crate::measure::SCHEMA;
+use crate::{
+    answer::{claims::ClaimRecord, techniques::TechniqueRecord, threshold::ThresholdRecord},
+    measure::{CaseRecord, SCHEMA, TimingRecord},
+};
 
 /// A row of a CSV file. The default value is only used to find the names of the columns.
-pub trait CsvRow: Serialize + DeserializeOwned + Default {}
+///
+/// Old names of columns are accepted (`serde(alias)`), and [`upgraded`](CsvRow::upgraded) corrects what a new name does
+/// not: units, and values that were 0 where they are now unknown.
+pub trait CsvRow: Serialize + DeserializeOwned + Default {
+    /// A row that was read from a file of schema 1, as one of [`SCHEMA`].
+    #[must_use]
+    fn upgraded(self) -> Self;
+}
 
-impl<T: Serialize + DeserializeOwned + Default> CsvRow for T {}
+impl CsvRow for CaseRecord {
+    fn upgraded(self) -> CaseRecord {
+        CaseRecord::upgraded(self)
+    }
+}
+
+impl CsvRow for TimingRecord {
+    fn upgraded(self) -> TimingRecord {
+        TimingRecord { schema: SCHEMA, ..self }
+    }
+}
+
+impl CsvRow for ThresholdRecord {
+    fn upgraded(self) -> ThresholdRecord {
+        ThresholdRecord { schema: SCHEMA, ..self }
+    }
+}
+
+impl CsvRow for TechniqueRecord {
+    fn upgraded(self) -> TechniqueRecord {
+        TechniqueRecord::upgraded(self)
+    }
+}
+
+impl CsvRow for ClaimRecord {
+    fn upgraded(self) -> ClaimRecord {
+        ClaimRecord { schema: SCHEMA, ..self }
+    }
+}
+
+/// The oldest schema that can be read.
+pub(super) const OLDEST_SCHEMA: u32 = 1;
 
 /// A CSV file with one header and rows of one type.
 #[derive(Debug)]
@@ -46,30 +87,62 @@ impl<T: CsvRow> RowFile<T> {
     }
 }
 
-/// The rows of a file. A last line without a line break was cut by a crash and is ignored; a
-/// missing file has no rows.
+/// The rows of a file with the columns of [`SCHEMA`]. A last line without a line break was cut by a crash and is ignored;
+/// a missing file has no rows.
 pub(super) fn read<T: CsvRow>(path: &Path) -> Result<Vec<T>, ReportError> {
-    let bytes = match fs::read(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        read => read.map_err(ReportError::io(path))?,
-    };
+    let bytes = contents(path)?;
     let whole = whole_rows(&bytes);
+    if !whole.is_empty() && !whole.starts_with(header::<T>()?.as_bytes()) {
+        return Err(ReportError::OtherColumns { path: path.to_owned(), schema: SCHEMA });
+    }
+    deserialized(path, whole)
+}
+
+/// The rows of a file that another release may have written. Missing columns get their defaults and unknown ones are
+/// ignored. Rows of older schemas are converted; a newer schema is refused, because its columns may mean something else.
+pub(super) fn read_any_release<T: CsvRow>(path: &Path) -> Result<Vec<T>, ReportError> {
+    let bytes = contents(path)?;
+    let whole = whole_rows(&bytes);
+    let other = || ReportError::OtherColumns { path: path.to_owned(), schema: SCHEMA };
     if whole.is_empty() {
         return Ok(Vec::new());
     }
-    if !whole.starts_with(header::<T>()?.as_bytes()) {
-        return Err(ReportError::OtherColumns { path: path.to_owned(), schema: SCHEMA });
+    let mut reader = csv::Reader::from_reader(whole);
+    let place = reader.headers()?.iter().position(|name| name == "schema").ok_or_else(other)?;
+    let headers = reader.headers()?.clone();
+    let mut rows = Vec::new();
+    for record in reader.into_records() {
+        let record = record?;
+        let schema = record.get(place).and_then(|schema| schema.parse().ok()).ok_or_else(other)?;
+        check_schema(path, schema)?;
+        let row: T = record.deserialize(Some(&headers)).map_err(|error| row_error(path, &error))?;
+        rows.push(if schema < SCHEMA { row.upgraded() } else { row });
     }
-    csv::Reader::from_reader(whole)
-        .into_deserialize()
-        .map(|row| {
-            row.map_err(|error| ReportError::Row {
-                path: path.to_owned(),
-                line: error.position().map_or(0, csv::Position::line),
-                reason: error.to_string(),
-            })
-        })
-        .collect()
+    Ok(rows)
+}
+
+/// Fails if files of this schema cannot be read.
+pub(super) fn check_schema(path: &Path, schema: u32) -> Result<(), ReportError> {
+    if (OLDEST_SCHEMA..=SCHEMA).contains(&schema) {
+        return Ok(());
+    }
+    Err(ReportError::UnknownSchema { path: path.to_owned(), there: schema, here: SCHEMA })
+}
+
+fn contents(path: &Path) -> Result<Vec<u8>, ReportError> {
+    match fs::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        read => read.map_err(ReportError::io(path)),
+    }
+}
+
+fn deserialized<T: DeserializeOwned>(path: &Path, whole: &[u8]) -> Result<Vec<T>, ReportError> {
+    csv::Reader::from_reader(whole).into_deserialize().map(|row| row.map_err(|error| row_error(path, &error))).collect()
+}
+
+fn row_error(path: &Path, error: &csv::Error) -> ReportError {
+    let line = error.position().map_or(0, csv::Position::line);
+    ReportError::Row { path: path.to_owned(), line, reason: error.to_string() }
 }
 
 /// The bytes up to the end of the last whole row. A line break in quotes belongs to a text, such as
@@ -86,30 +159,8 @@ fn whole_rows(bytes: &[u8]) -> &[u8] {
     &bytes[..end]
 }
 
-/// The rows of a file that another release may have written. Missing columns get their defaults and
-/// unknown ones are ignored. A file of another schema is refused: its columns mean something else.
-pub(super) fn read_any_release<T: CsvRow>(path: &Path) -> Result<Vec<T>, ReportError> {
-    match read(path) {
-        Err(ReportError::OtherColumns { .. }) => {}
-        known => return known,
-    }
-    let other = || ReportError::OtherColumns { path: path.to_owned(), schema: SCHEMA };
-    let mut reader = csv::Reader::from_path(path).map_err(|_| other())?;
-    let place = reader.headers()?.iter().position(|name| name == "schema").ok_or_else(other)?;
-    let headers = reader.headers()?.clone();
-    let mut rows = Vec::new();
-    for record in reader.into_records() {
-        let record = record?;
-        if record.get(place) != Some(&*SCHEMA.to_string()) {
-            return Err(other());
-        }
-        rows.push(record.deserialize(Some(&headers)).map_err(|_| other())?);
-    }
-    Ok(rows)
-}
-
 /// Header and rows.
-pub(super) fn to_csv<T: Serialize + Default>(rows: &[T]) -> Result<String, ReportError> {
+pub fn to_csv<T: Serialize + Default>(rows: &[T]) -> Result<String, ReportError> {
     Ok(header::<T>()? + &lines(rows, false)?)
 }
 
@@ -122,7 +173,7 @@ pub(super) fn to_csv_with<'a, P: Serialize, T: Serialize + Default + 'a>(
     Ok(header + &lines(rows, false)?)
 }
 
-fn header<T: Serialize + Default>() -> Result<String, ReportError> {
+pub(super) fn header<T: Serialize + Default>() -> Result<String, ReportError> {
     let mut text = lines([T::default()], true)?;
     text.truncate(text.find('\n').map_or(0, |end| end + 1));
     Ok(text)
@@ -179,7 +230,11 @@ impl PlannedCase {
     /// The plan of a folder, if it has one.
     pub(super) fn read(folder: &Path) -> Result<Option<Vec<PlannedCase>>, ReportError> {
         let path = folder.join("plan.csv");
-        if path.is_file() { read(&path).map(Some) } else { Ok(None) }
+        if !path.is_file() {
+            return Ok(None);
+        }
+        let bytes = contents(&path)?;
+        deserialized(&path, whole_rows(&bytes)).map(Some)
     }
 }
 
@@ -191,6 +246,12 @@ mod tests {
     struct CaseReason {
         case: String,
         reason: String,
+    }
+
+    impl CsvRow for CaseReason {
+        fn upgraded(self) -> CaseReason {
+            self
+        }
     }
 
     #[test]

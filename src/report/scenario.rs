@@ -6,12 +6,12 @@ use serde::Serialize;
 use super::{ReportError, render::distinct, rows};
 use crate::{
     base::Bytes,
-    measure::{CaseRecord, Status},
+    measure::{CaseRecord, SCHEMA, Status, digits},
 };
 
 /// Everything that must be equal before two strategies may be compared. Simulated and real devices
 /// have different names, so times of different clocks are never compared.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CaseScenario<'a> {
     pub(super) suite: &'a str,
     pub(super) workload: &'a str,
@@ -52,8 +52,8 @@ impl CaseGroup<'_> {
 /// Whether a case takes part in rankings: it completed, with memory from the device. The strategy
 /// `null` takes none.
 pub(super) fn is_contender(record: &CaseRecord) -> bool {
-    let memory_calls = record.driver_alloc_calls + record.driver_mapping_calls + record.driver_pool_calls;
-    record.status == Status::Completed && memory_calls > 0
+    let calls = [record.driver_alloc_calls, record.driver_mapping_calls, record.driver_pool_calls];
+    record.status == Status::Completed && calls.iter().any(|calls| *calls > Some(0))
 }
 
 /// The records by scenario, both in order of first appearance.
@@ -100,61 +100,90 @@ pub(super) fn title(scenario: &CaseScenario<'_>, all: &[CaseGroup<'_>]) -> Strin
     title
 }
 
-/// A column of `runs.csv` that is compared.
-struct Metric {
-    name: &'static str,
-    of: fn(&CaseRecord) -> Option<f64>,
+/// One row of `comparison.csv`: a case, and its figures as ratios to those of the base strategy.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct ComparisonRow {
+    schema: u32,
+    suite: String,
+    workload: String,
+    device: String,
+    limit_bytes: Option<u64>,
+    seed: u64,
+    repeat: u32,
+    base: String,
+    strategy: String,
+    status: Status,
+    ooms: Option<u64>,
+    peak_allocated_bytes: Option<u64>,
+    peak_allocated_ratio: Option<f64>,
+    peak_reserved_bytes: Option<u64>,
+    peak_reserved_ratio: Option<f64>,
+    peak_device_used_bytes: Option<u64>,
+    peak_device_used_ratio: Option<f64>,
+    #[serde(serialize_with = "digits::optional")]
+    internal_fragmentation_share: Option<f64>,
+    #[serde(serialize_with = "digits::optional")]
+    external_fragmentation_share: Option<f64>,
+    #[serde(serialize_with = "digits::optional")]
+    fragmentation_share: Option<f64>,
+    peak_segments: Option<u64>,
+    peak_segments_ratio: Option<f64>,
+    retries: Option<u64>,
+    driver_calls: Option<u64>,
+    driver_calls_ratio: Option<f64>,
+    driver_ns: Option<u64>,
+    driver_time_ratio: Option<f64>,
 }
 
-const METRICS: &[Metric] = &[
-    Metric { name: "ooms", of: |record| Some(record.ooms as f64) },
-    Metric { name: "peak_allocated_bytes", of: |record| Some(record.peak_allocated_bytes as f64) },
-    Metric { name: "peak_reserved_bytes", of: |record| Some(record.peak_reserved_bytes as f64) },
-    Metric { name: "peak_device_used_bytes", of: |record| record.peak_device_used_bytes.map(|bytes| bytes as f64) },
-    Metric { name: "internal_fragmentation", of: |record| record.internal_fragmentation },
-    Metric { name: "external_fragmentation", of: |record| record.external_fragmentation },
-    Metric { name: "peak_gap_share", of: |record| record.peak_gap_share },
-    Metric { name: "peak_segments", of: |record| Some(record.peak_segments as f64) },
-    Metric { name: "retries", of: |record| Some(record.retries as f64) },
-    Metric { name: "driver_calls", of: |record| Some(record.driver_calls as f64) },
-    Metric { name: "driver_ns", of: |record| Some(record.driver_ns as f64) },
-];
-
-/// `comparison.csv`: one line per workload and metric, one column per strategy, and ratios to a base
-/// strategy. A cell is empty where the case did not run. A ratio is also empty where one of the two
-/// ran out of memory: figures of half a run cannot be compared.
-pub(super) fn comparison_csv(records: &[CaseRecord], base: &str) -> Result<String, ReportError> {
-    let strategies = strategies(records);
-    let mut writer = csv::WriterBuilder::new().has_headers(false).from_writer(Vec::new());
-    let identity = ["suite", "workload", "device", "limit_bytes", "seed", "repeat", "metric", "base"];
-    let ratios: Vec<String> = strategies.iter().map(|name| format!("ratio_{name}")).collect();
-    writer.serialize((identity, &strategies, ratios))?;
-    for group in groups(records) {
-        let cases: Vec<Option<&CaseRecord>> = strategies.iter().map(|name| case(&group, name)).collect();
-        let base_case = case(&group, base);
-        let statuses: Vec<&str> = cases.iter().map(|case| case.map_or("", |case| case.status.name())).collect();
-        writer.serialize((&group.scenario, "status", base, statuses, vec![""; strategies.len()]))?;
-        for metric in METRICS {
-            let value = |case: &CaseRecord| case.clock.and_then(|_| (metric.of)(case));
-            let values: Vec<Option<String>> =
-                cases.iter().map(|case| case.and_then(value).map(|value| value.to_string())).collect();
-            let ratio = |case: &Option<&CaseRecord>| ratio((*case)?, base_case?, metric);
-            let ratios: Vec<Option<String>> =
-                cases.iter().map(|case| ratio(case).map(|ratio| format!("{ratio:.4}"))).collect();
-            writer.serialize((&group.scenario, metric.name, base, values, ratios))?;
+impl ComparisonRow {
+    /// A ratio is empty where one of the two did not complete: figures of half a run cannot be compared.
+    fn new(record: &CaseRecord, base: &str, base_case: Option<&CaseRecord>) -> ComparisonRow {
+        let comparable = |one: &CaseRecord| one.status == Status::Completed && one.clock == record.clock;
+        let base_case = base_case.filter(|case| comparable(case) && comparable(record));
+        let ratio = |of: fn(&CaseRecord) -> Option<u64>| {
+            let unit = of(base_case?).filter(|unit| *unit > 0)?;
+            Some(digits::six_digits(of(record)? as f64 / unit as f64))
+        };
+        ComparisonRow {
+            schema: SCHEMA,
+            suite: record.suite.clone(),
+            workload: record.workload.clone(),
+            device: record.device.clone(),
+            limit_bytes: record.limit_bytes,
+            seed: record.seed,
+            repeat: record.repeat,
+            base: base.to_owned(),
+            strategy: record.strategy.clone(),
+            status: record.status,
+            ooms: record.ooms,
+            peak_allocated_bytes: record.peak_allocated_bytes,
+            peak_allocated_ratio: ratio(|case| case.peak_allocated_bytes),
+            peak_reserved_bytes: record.peak_reserved_bytes,
+            peak_reserved_ratio: ratio(|case| case.peak_reserved_bytes),
+            peak_device_used_bytes: record.peak_device_used_bytes,
+            peak_device_used_ratio: ratio(|case| case.peak_device_used_bytes),
+            internal_fragmentation_share: record.internal_fragmentation_share,
+            external_fragmentation_share: record.external_fragmentation_share,
+            fragmentation_share: record.fragmentation_share,
+            peak_segments: record.peak_segments,
+            peak_segments_ratio: ratio(|case| case.peak_segments),
+            retries: record.retries,
+            driver_calls: record.driver_calls,
+            driver_calls_ratio: ratio(|case| case.driver_calls),
+            driver_ns: record.driver_ns,
+            driver_time_ratio: ratio(|case| case.driver_ns),
         }
     }
-    rows::written(writer)
 }
 
-fn case<'a>(group: &CaseGroup<'a>, strategy: &str) -> Option<&'a CaseRecord> {
-    group.records.iter().find(|record| record.strategy == strategy).copied()
-}
-
-fn ratio(case: &CaseRecord, base: &CaseRecord, metric: &Metric) -> Option<f64> {
-    let comparable = |record: &CaseRecord| record.status == Status::Completed;
-    let (value, unit) = ((metric.of)(case)?, (metric.of)(base)?);
-    (comparable(case) && comparable(base) && case.clock == base.clock && unit != 0.0).then(|| value / unit)
+/// `comparison.csv`: the cases of each scenario together, with ratios to a base strategy.
+pub(crate) fn comparison_csv(records: &[CaseRecord], base: &str) -> Result<String, ReportError> {
+    let mut compared = Vec::new();
+    for group in groups(records) {
+        let base_case = group.records.iter().find(|record| record.strategy == base).copied();
+        compared.extend(group.records.iter().map(|record| ComparisonRow::new(record, base, base_case)));
+    }
+    rows::to_csv(&compared)
 }
 
 #[cfg(test)]
@@ -165,15 +194,15 @@ mod tests {
     fn record(workload: &str, strategy: &str, reserved: u64) -> CaseRecord {
         let label = CaseLabel { workload: workload.to_owned(), strategy: strategy.to_owned(), ..CaseLabel::default() };
         let record = CaseRecord::unmeasured(&label, Status::Completed, "");
-        CaseRecord { peak_device_used_bytes: Some(reserved), driver_alloc_calls: 1, ..record }
+        CaseRecord { peak_device_used_bytes: Some(reserved), driver_alloc_calls: Some(1), ..record }
     }
 
     #[test]
     fn least_needs_completed_cases_with_memory() {
         let mut records = vec![record("w", "a", 10), record("w", "b", 8), record("w", "c", 3), record("w", "null", 1)];
         records[2].status = Status::Oom;
-        records[3].driver_alloc_calls = 0;
-        records[3].driver_event_calls = 7;
+        records[3].driver_alloc_calls = Some(0);
+        records[3].driver_event_calls = Some(7);
         assert_eq!(groups(&records)[0].least_used(), Some(8));
         assert_eq!(groups(&records[1..])[0].least_used(), None, "one case cannot be compared");
     }
@@ -193,35 +222,35 @@ mod tests {
     fn compared(strategy: &str, status: Status, reserved: u64) -> CaseRecord {
         let label = CaseLabel { workload: "w".to_owned(), strategy: strategy.to_owned(), ..CaseLabel::default() };
         let record = CaseRecord::unmeasured(&label, status, "");
-        CaseRecord { peak_reserved_bytes: reserved, clock: Some(DeviceClock::Virtual), ..record }
+        CaseRecord { peak_reserved_bytes: Some(reserved), clock: Some(DeviceClock::Virtual), ..record }
+    }
+
+    /// The cells of `column`, one per case.
+    fn column(text: &str, column: &str) -> Vec<String> {
+        let mut reader = csv::Reader::from_reader(text.as_bytes());
+        let place = reader.headers().unwrap().iter().position(|name| name == column).unwrap();
+        reader.records().map(|row| row.unwrap()[place].to_owned()).collect()
     }
 
     #[test]
     fn ratios_need_completed_cases() {
-        let mut records = vec![
-            compared("caching", Status::Completed, 200),
-            compared("direct", Status::Completed, 150),
+        let records = vec![
+            compared("caching", Status::Completed, 300),
+            compared("direct", Status::Completed, 100),
             compared("slab", Status::Oom, 120),
-            compared("pools", Status::Skipped, 0),
+            CaseRecord { clock: None, peak_reserved_bytes: None, ..compared("pools", Status::Skipped, 0) },
         ];
-        records[3].clock = None;
         let text = comparison_csv(&records, "caching").unwrap();
-        let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(
-            lines[0],
-            "suite,workload,device,limit_bytes,seed,repeat,metric,base,caching,direct,slab,pools,\
-             ratio_caching,ratio_direct,ratio_slab,ratio_pools"
-        );
-        assert_eq!(lines[1], ",w,,,0,1,status,caching,completed,completed,oom,skipped,,,,");
-        let reserved = lines.iter().find(|line| line.contains("peak_reserved_bytes")).unwrap();
-        assert_eq!(*reserved, ",w,,,0,1,peak_reserved_bytes,caching,200,150,120,,1.0000,0.7500,,");
-        assert_eq!(lines.len(), 2 + METRICS.len());
+        assert_eq!(column(&text, "strategy"), ["caching", "direct", "slab", "pools"]);
+        assert_eq!(column(&text, "status"), ["completed", "completed", "oom", "skipped"]);
+        assert_eq!(column(&text, "peak_reserved_bytes"), ["300", "100", "120", ""]);
+        assert_eq!(column(&text, "peak_reserved_ratio"), ["1.0", "0.333333", "", ""]);
     }
 
     #[test]
     fn unknown_base_has_no_ratios() {
         let text = comparison_csv(&[compared("direct", Status::Completed, 150)], "caching").unwrap();
-        let reserved = text.lines().find(|line| line.contains("peak_reserved_bytes")).unwrap();
-        assert!(reserved.ends_with(",150,"), "{reserved}");
+        assert_eq!(column(&text, "peak_reserved_bytes"), ["150"]);
+        assert_eq!(column(&text, "peak_reserved_ratio"), [""]);
     }
 }

@@ -1,6 +1,7 @@
 //! Results of `oomph stress`: verdicts, misuse, adversaries, and the endurance of `integrity` and
 //! `soak`.
 
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
@@ -10,7 +11,7 @@ use super::{
 };
 use crate::{
     base::Bytes,
-    measure::SCHEMA,
+    measure::{SCHEMA, digits},
     stress::{
         StressState, TotalsRow, VerdictRow,
         adversary::{AdversaryRow, BoundStanding},
@@ -93,19 +94,19 @@ fn failures(rows: &[VerdictRow]) -> String {
 }
 
 fn verdict_note(row: &VerdictRow) -> Option<String> {
-    let VerdictRow { kind, strategy, verdict, detail, trace, trace_events, repeat, .. } = row;
+    let VerdictRow { kind, strategy, verdict, detail, trace, trace_events, command, .. } = row;
     let note = format!("{verdict}: {strategy}: {kind}: {detail}");
-    (!detail.is_empty()).then(|| with_evidence(note, trace, *trace_events, repeat))
+    (!detail.is_empty()).then(|| with_evidence(note, trace, *trace_events, command))
 }
 
 /// A note with the trace that shows the failure and the command that repeats it.
-fn with_evidence(mut note: String, trace: &str, events: u64, repeat: &str) -> String {
+fn with_evidence(mut note: String, trace: &str, events: u64, command: &str) -> String {
     if !trace.is_empty() {
         let events = counted(events as usize, "event", "events");
         note.push_str(&format!("\n  trace: {trace} ({events})"));
     }
-    if !repeat.is_empty() {
-        note.push_str(&format!("\n  repeat: {repeat}"));
+    if !command.is_empty() {
+        note.push_str(&format!("\n  repeat: {command}"));
     }
     note
 }
@@ -121,8 +122,8 @@ impl RenderRow for MisuseRow {
         match distinct(rows.iter().map(|row| row.strategy.as_str())).as_slice() {
             [strategy] => {
                 let mut table = TextTable::new(&["misuse", "by", "consequence", "detail"], medium);
-                for MisuseRow { misuse, door, consequence, detail, .. } in rows {
-                    table.row([misuse, &door.to_string(), shown(*consequence).1, detail]);
+                for MisuseRow { misuse, access_path, consequence, detail, .. } in rows {
+                    table.row([misuse, &access_path.to_string(), shown(*consequence).1, detail]);
                 }
                 table.finish(&format!("Strategy {strategy}."), [])
             }
@@ -142,7 +143,7 @@ fn misuse_matrix(rows: &[MisuseRow], strategies: &[&str], medium: Medium) -> Str
     let damage = rows
         .iter()
         .filter(|row| row.consequence == MisuseConsequence::Corrupts)
-        .map(|row| format!("corrupts: {}: {} by {}: {}", row.strategy, row.misuse, row.door, row.detail));
+        .map(|row| format!("corrupts: {}: {} by {}: {}", row.strategy, row.misuse, row.access_path, row.detail));
     table.finish(MISUSE_LEGEND, damage)
 }
 
@@ -186,14 +187,14 @@ impl RenderRow for AdversaryRow {
 }
 
 fn bound(row: &AdversaryRow) -> String {
-    let ratio = row.bound_bytes as f64 / row.live_bytes as f64;
+    let ratio = row.robson_bound_bytes as f64 / row.live_peak_bytes as f64;
     format!(
         "At most {} live, in blocks of {} to {}. An allocator that never moves blocks needs {}, {ratio:.3} times the \
          live bytes (Robson 1971).\nMemory needed: the smallest memory in which the strategy survives the adversary.",
-        Bytes(row.live_bytes),
+        Bytes(row.live_peak_bytes),
         Bytes(row.unit_bytes),
         Bytes(row.largest_bytes),
-        Bytes(row.bound_bytes),
+        Bytes(row.robson_bound_bytes),
     )
 }
 
@@ -236,11 +237,80 @@ pub struct Endurance<'a> {
     pub rows: &'a [TotalsRow<'a>],
 }
 
-/// The columns of [`TotalsRow`]: `csv` writes no header for fields of several structs.
-const TOTALS_HEADER: &str = "kind,strategy,verdict,slices,blocks,comparisons,compared_bytes,damaged,crossings,handovers,\
-                             trims,ooms,faults,violations,wall_ns,samples,requested_min_bytes,requested_mean_bytes,\
-                             requested_max_bytes,reserved_max_bytes,idle_mean_ppm,idle_max_ppm,detail,trace,\
-                             trace_events,repeat\n";
+/// One row of `stress integrity` and `stress soak` in CSV and JSON: [`TotalsRow`] without nested parts.
+#[derive(Clone, Debug, Default, Serialize)]
+struct EnduranceRow {
+    kind: String,
+    strategy: String,
+    verdict: String,
+    slices: u32,
+    blocks: u64,
+    comparisons: u64,
+    compared_bytes: u64,
+    damaged: u64,
+    crossings: u64,
+    handovers: u64,
+    trims: u64,
+    ooms: u64,
+    faults: u64,
+    violations: u64,
+    wall_ns: u64,
+    samples: u64,
+    requested_min_bytes: Option<u64>,
+    requested_mean_bytes: Option<u64>,
+    requested_max_bytes: Option<u64>,
+    reserved_max_bytes: Option<u64>,
+    #[serde(serialize_with = "digits::optional")]
+    idle_mean_share: Option<f64>,
+    #[serde(serialize_with = "digits::optional")]
+    idle_max_share: Option<f64>,
+    detail: String,
+    trace: String,
+    trace_events: u64,
+    command: String,
+}
+
+impl EnduranceRow {
+    fn new(row: &TotalsRow<'_>) -> EnduranceRow {
+        let (counts, levels, evidence) = (row.counts, row.levels, &row.evidence);
+        let sampled = |bytes: u64| (levels.samples > 0).then_some(bytes);
+        let share = |ppm: u64| sampled(ppm).map(|ppm| ppm as f64 / 1e6);
+        EnduranceRow {
+            kind: row.kind.to_owned(),
+            strategy: row.strategy.to_owned(),
+            verdict: row.verdict.to_owned(),
+            slices: row.slices,
+            blocks: counts.blocks,
+            comparisons: counts.comparisons,
+            compared_bytes: counts.compared_bytes,
+            damaged: counts.damaged,
+            crossings: counts.crossings,
+            handovers: counts.handovers,
+            trims: counts.trims,
+            ooms: counts.ooms,
+            faults: counts.faults,
+            violations: counts.violations,
+            wall_ns: counts.wall_ns,
+            samples: levels.samples,
+            requested_min_bytes: sampled(levels.requested_min_bytes),
+            requested_mean_bytes: sampled(levels.requested_mean_bytes),
+            requested_max_bytes: sampled(levels.requested_max_bytes),
+            reserved_max_bytes: sampled(levels.reserved_max_bytes),
+            idle_mean_share: share(levels.idle_mean_ppm),
+            idle_max_share: share(levels.idle_max_ppm),
+            detail: row.detail.to_owned(),
+            trace: evidence.trace.clone(),
+            trace_events: evidence.trace_events,
+            command: evidence.command.clone(),
+        }
+    }
+}
+
+impl Endurance<'_> {
+    fn flat_rows(&self) -> Vec<EnduranceRow> {
+        self.rows.iter().map(EnduranceRow::new).collect()
+    }
+}
 
 impl<'a> Render for Endurance<'a> {
     type Row = TotalsRow<'a>;
@@ -250,17 +320,13 @@ impl<'a> Render for Endurance<'a> {
     }
 
     fn csv(&self) -> Result<String, ReportError> {
-        let cells = |row: &TotalsRow<'a>| {
-            let names = (row.kind, row.strategy, row.verdict, row.slices);
-            (names, row.counts, row.levels, row.detail, row.evidence.clone())
-        };
-        Ok(TOTALS_HEADER.to_owned() + &rows::lines(self.rows.iter().map(cells), false)?)
+        rows::to_csv(&self.flat_rows())
     }
 
-    /// `{"schema": 1, "rows": [...], "slices": [...], "total": {...}}`.
+    /// `{"schema": 2, "rows": [...], "slices": [...], "total": {...}}`.
     fn json(&self) -> Value {
         json!({
-            "schema": SCHEMA, "rows": self.rows, "slices": self.state.slices, "total": self.state.total(),
+            "schema": SCHEMA, "rows": self.flat_rows(), "slices": self.state.slices, "total": self.state.total(),
         })
     }
 
@@ -312,7 +378,7 @@ fn totals_note(row: &TotalsRow<'_>) -> Option<String> {
     let TotalsRow { verdict, strategy, kind, detail, evidence, .. } = row;
     let note = format!("{verdict}: {strategy}: {kind}: {detail}");
     (!detail.is_empty() && *verdict != "passed")
-        .then(|| with_evidence(note, &evidence.trace, evidence.trace_events, &evidence.repeat))
+        .then(|| with_evidence(note, &evidence.trace, evidence.trace_events, &evidence.command))
 }
 
 #[cfg(test)]
@@ -341,7 +407,7 @@ mod tests {
             detail: "overlap: two blocks at once".to_owned(),
             trace: "stress-failures/properties-broken.oomph".to_owned(),
             trace_events: 3,
-            repeat: "oomph stress properties --trace stress-failures/properties-broken.oomph --strategy broken"
+            command: "oomph stress properties --trace stress-failures/properties-broken.oomph --strategy broken"
                 .to_owned(),
             ..passed.clone()
         };
@@ -374,14 +440,14 @@ mod tests {
             csv::Reader::from_reader(text.as_bytes()).into_deserialize().map(Result::unwrap).collect();
         assert_eq!(read, verdicts());
         let value = verdicts().json();
-        assert_eq!((&value["schema"], &value["rows"][1]["verdict"]), (&1.into(), &"failed".into()));
+        assert_eq!((&value["schema"], &value["rows"][1]["verdict"]), (&SCHEMA.into(), &"failed".into()));
     }
 
-    fn misuse(strategy: &str, door: AccessPath, consequence: MisuseConsequence) -> MisuseRow {
+    fn misuse(strategy: &str, access_path: AccessPath, consequence: MisuseConsequence) -> MisuseRow {
         MisuseRow {
             strategy: strategy.to_owned(),
             misuse: "double-free".to_owned(),
-            door,
+            access_path,
             consequence,
             detail: "in its own words".to_owned(),
         }
@@ -418,23 +484,23 @@ mod tests {
             csv::Reader::from_reader(text.as_bytes()).into_deserialize().map(Result::unwrap).collect();
         assert_eq!(read, rows);
         let value = rows.json();
-        assert_eq!((&value["schema"], &value["rows"][1]["consequence"]), (&1.into(), &"corrupts".into()));
+        assert_eq!((&value["schema"], &value["rows"][1]["consequence"]), (&SCHEMA.into(), &"corrupts".into()));
     }
 
     fn assessments() -> Vec<AdversaryRow> {
         let pool = AdversaryRow {
             strategy: "pool:initial:{memory}".to_owned(),
             device: "sim".to_owned(),
-            live_bytes: 4 * GIB,
+            live_peak_bytes: 4 * GIB,
             largest_bytes: 512 * MIB,
             unit_bytes: 2 * MIB,
-            bound_bytes: 20_940_062_720,
+            robson_bound_bytes: 20_940_062_720,
             peak_reserved_bytes: Some(30 * GIB),
             extent_bytes: Some(20_940_062_720),
             needed_bytes: Some(20_940_062_720),
             needed_ratio: Some(4.875),
             standing: BoundStanding::AtTheBound,
-            bouts: 16,
+            trials: 16,
             ..AdversaryRow::default()
         };
         let fixed = AdversaryRow {
@@ -456,7 +522,7 @@ mod tests {
         assert_eq!(json["rows"][0]["needed_bytes"], 20_940_062_720_u64);
         assert_eq!(json["rows"][1]["standing"], "refuses");
         let csv = assessments().csv().unwrap();
-        assert!(csv.starts_with("strategy,device,live_bytes,") && csv.lines().count() == 3, "{csv}");
+        assert!(csv.starts_with("strategy,device,live_peak_bytes,") && csv.lines().count() == 3, "{csv}");
     }
 
     fn state(kind: &str) -> StressState {
@@ -490,7 +556,7 @@ mod tests {
     fn endurance_shows_rates_and_failures() {
         let state = state("integrity");
         let evidence =
-            FailureEvidence { trace: "a.oomph".to_owned(), trace_events: 4, repeat: "oomph stress".to_owned() };
+            FailureEvidence { trace: "a.oomph".to_owned(), trace_events: 4, command: "oomph stress".to_owned() };
         let rows = state.rows(&[("broken".to_owned(), evidence)]);
         let endurance = Endurance { state: &state, rows: &rows };
         let text = endurance.text(Medium::PIPE);

@@ -83,7 +83,7 @@ impl FolderRecord for TechniqueRecord {
         for of_model in records.chunk_by(|a, b| a.model == b.model) {
             let is_base = |record: &&TechniqueRecord| record.technique == BASE && record.status == Status::Completed;
             let base = of_model.iter().find(is_base);
-            let settings = match of_model[0].base.as_str() {
+            let settings = match of_model[0].base_settings.as_str() {
                 "" => String::new(),
                 settings => format!(", base {settings}"),
             };
@@ -119,8 +119,11 @@ impl FolderRecord for TechniqueRecord {
 /// Which techniques to use on a card. The sentence that names a technique says what it does to the numbers.
 pub fn technique_advice(advice: &TechniqueAdvice<'_>, memory_bytes: u64) -> String {
     let first = &advice.first.row.record;
-    let alone =
-        if first.base.is_empty() { "without any technique".to_owned() } else { format!("{} alone", first.base) };
+    let alone = if first.base_settings.is_empty() {
+        "without any technique".to_owned()
+    } else {
+        format!("{} alone", first.base_settings)
+    };
     let mut words = if first.technique == BASE {
         let verdict = match advice.first.fit.batch < advice.batch {
             true => {
@@ -165,7 +168,8 @@ pub fn no_technique_advice(reason: NoAdvice, memory_bytes: u64) -> String {
 
 fn sentence(lead: &str, advised: &AdvisedTechnique<'_>, batch: u64) -> String {
     let record = &advised.row.record;
-    let beside = if record.base.is_empty() { String::new() } else { format!(" with {}", record.base) };
+    let beside =
+        if record.base_settings.is_empty() { String::new() } else { format!(" with {}", record.base_settings) };
     let (technique, title, numerics) = (&record.technique, &record.title, advised.numerics());
     format!("{lead} `{technique}`{beside} ({title}), which {numerics}: {}", fits(advised, batch))
 }
@@ -186,8 +190,8 @@ fn speed(per_second: Option<f64>) -> String {
 
 /// The technique's name, and what the base is.
 fn technique(record: &TechniqueRecord) -> String {
-    let is_set = record.technique == BASE && !record.base.is_empty();
-    if is_set { format!("{}: {}", record.technique, record.base) } else { record.technique.clone() }
+    let is_set = record.technique == BASE && !record.base_settings.is_empty();
+    if is_set { format!("{}: {}", record.technique, record.base_settings) } else { record.technique.clone() }
 }
 
 /// What a technique does to the numbers of the training, in one word.
@@ -232,7 +236,8 @@ fn absence(record: &TechniqueRecord) -> &'static str {
 
 fn reduction(record: &TechniqueRecord) -> String {
     // Adding zero turns -0.0 into 0.0.
-    record.reduction_percent.map_or_else(|| absence(record).to_owned(), |percent| format!("{:.1} %", percent + 0.0))
+    let share = record.allocated_reduction_share;
+    share.map_or_else(|| absence(record).to_owned(), |share| format!("{:.1} %", share * 100.0 + 0.0))
 }
 
 fn ratio(record: &TechniqueRecord) -> String {
@@ -251,7 +256,7 @@ fn impact(record: &TechniqueRecord) -> String {
         _ if ratio > 1.005 => format!("{:.0} % slower", 100.0 * (ratio - 1.0)),
         _ => "none".to_owned(),
     };
-    match record.modelled_exchange_ns {
+    match record.modelled_exchange_ns.unwrap_or(0) {
         0 => words,
         exchange => format!("{words}, plus {} of communication", Nanos(exchange)),
     }
@@ -296,7 +301,7 @@ fn legend(records: &[TechniqueRecord]) -> String {
              weights and optimizer states; `training`: can change the training result.",
         );
     }
-    if records.iter().any(|record| record.exchanged_bytes_per_step > 0) {
+    if records.iter().any(|record| record.exchanged_bytes_per_step > Some(0)) {
         legend.push_str(" Times exclude communication between ranks, which is modelled and shown separately.");
     }
     legend
@@ -312,7 +317,7 @@ fn notes(records: &[TechniqueRecord]) -> impl Iterator<Item = String> + '_ {
 
 /// How the batch found for a card ran on the device.
 fn confirmation(record: &TechniqueRecord) -> Option<String> {
-    let (memory, batch) = (Bytes(record.confirmed_memory_bytes?), record.confirmed_batch?);
+    let (memory, batch) = (Bytes(record.confirmed_card_bytes?), record.confirmed_batch?);
     Some(match (record.confirmed_per_second, record.confirmed_simulated_per_second) {
         (Some(seen), Some(simulated)) => {
             format!("batch {batch} ran on the device in {memory}: {seen:.2} samples/s, {simulated:.2} simulated")
@@ -335,7 +340,7 @@ mod tests {
             status: Status::Completed,
             batch: 8,
             peak_allocated_bytes: Some(1 << 30),
-            reduction_percent: Some(percent),
+            allocated_reduction_share: Some(percent / 100.0),
             step_ns: Some(1_000_000),
             step_ratio: Some(ratio),
             largest_batch_8gib: Some(0),
@@ -385,7 +390,7 @@ mod tests {
                  result: batch 64 fits, 304.6 samples/s. {speed}"
             )
         );
-        rows.iter_mut().for_each(|row| row.record.base = "amp".to_owned());
+        rows.iter_mut().for_each(|row| row.record.base_settings = "amp".to_owned());
         assert_eq!(
             words(&rows[..1]),
             format!(
@@ -425,7 +430,7 @@ mod tests {
     #[test]
     fn confirmed_batch_shows_its_speed() {
         let mut confirmed = record("amp", 21.0, 0.2);
-        (confirmed.confirmed_memory_bytes, confirmed.confirmed_batch) = (Some(24 << 30), Some(12));
+        (confirmed.confirmed_card_bytes, confirmed.confirmed_batch) = (Some(24 << 30), Some(12));
         assert_eq!(confirmation(&confirmed).unwrap(), "batch 12 did not fit in 24.0 GiB on the device");
         (confirmed.confirmed_per_second, confirmed.confirmed_simulated_per_second) = (Some(100.0), Some(101.5));
         let text = [confirmed].text(Medium::PIPE);
@@ -437,7 +442,7 @@ mod tests {
         let mut large = record("base", 0.0, 1.0);
         large.status = Status::Oom;
         large.reason = "does not fit".to_owned();
-        (large.step_ns, large.step_ratio, large.reduction_percent) = (None, None, None);
+        (large.step_ns, large.step_ratio, large.allocated_reduction_share) = (None, None, None);
         let text = [large].text(Medium::PIPE);
         assert!(text.contains("out of memory") && text.contains("gpt, base: does not fit"), "{text}");
     }

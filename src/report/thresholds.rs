@@ -55,7 +55,7 @@ impl Render for [ThresholdDetail] {
                 if record.workload == group { String::new() } else { record.workload.clone() },
                 record.strategy.clone(),
                 needed(record),
-                in_mebibytes(record.device_bytes),
+                in_mebibytes(record.needed_card_bytes),
                 maybe_bytes(record.live_peak_bytes),
                 record.lost_share.map_or_else(String::new, |share| format!("{:.1} %", share * 100.0)),
                 maybe_bytes(record.uncapped_held_bytes),
@@ -66,7 +66,7 @@ impl Render for [ThresholdDetail] {
         let legend = format!(
             "Memory needed: what the strategy itself reserves, in whole pages. Smallest device: with context and \
              libraries.\n{}",
-            cap_legend(self.iter().map(|detail| (detail.record.cap, detail.record.repeat)))
+            cap_legend(self.iter().map(|detail| (detail.record.limit_enforcer, detail.record.repeat)))
         );
         table.finish(&legend, self.iter().flat_map(notes)) + &picture(self, medium)
     }
@@ -74,7 +74,7 @@ impl Render for [ThresholdDetail] {
 
 fn needed(record: &ThresholdRecord) -> String {
     match record.status {
-        ThresholdStatus::Found => in_mebibytes(record.threshold_bytes),
+        ThresholdStatus::Found => in_mebibytes(record.needed_bytes),
         other => status_words(other),
     }
 }
@@ -87,8 +87,8 @@ pub(super) fn status_words(status: ThresholdStatus) -> String {
 /// The memory needed as bars.
 fn picture(details: &[ThresholdDetail], medium: Medium) -> String {
     let record = |detail: &ThresholdDetail| {
-        let ThresholdRecord { strategy, threshold_bytes, live_peak_bytes, .. } = &detail.record;
-        Some((strategy.clone(), (*threshold_bytes)?, *live_peak_bytes))
+        let ThresholdRecord { strategy, needed_bytes, live_peak_bytes, .. } = &detail.record;
+        Some((strategy.clone(), (*needed_bytes)?, *live_peak_bytes))
     };
     let found: Vec<(String, u64, Option<u64>)> = details.iter().filter_map(record).collect();
     match medium {
@@ -137,7 +137,7 @@ impl Render for [LargestRecord] {
             table.row([
                 if key.0 == group.0 { String::new() } else { key.0.to_owned() },
                 if key == group { String::new() } else { key.1.to_owned() },
-                Bytes(record.memory_bytes).to_string(),
+                Bytes(record.card_bytes).to_string(),
                 Bytes(record.limit_bytes).to_string(),
                 largest,
                 maybe_bytes(record.peak_reserved_bytes),
@@ -147,7 +147,7 @@ impl Render for [LargestRecord] {
         }
         let legend = format!(
             "Memory: that of the whole card, including context and libraries.\n{}",
-            cap_legend(self.iter().map(|record| (record.cap, record.repeat)))
+            cap_legend(self.iter().map(|record| (record.limit_enforcer, record.repeat)))
         );
         table.finish(&legend, self.iter().filter_map(largest_note))
     }
@@ -192,7 +192,7 @@ fn notes(detail: &ThresholdDetail) -> Vec<String> {
             (ThresholdStatus::Found, _) => "one page less fails at".to_owned(),
             _ => "fails at".to_owned(),
         };
-        let right_below = detail.tried.iter().rev().find(|probe| Some(probe.limit_bytes) < record.threshold_bytes);
+        let right_below = detail.tried.iter().rev().find(|probe| Some(probe.limit_bytes) < record.needed_bytes);
         let event = right_below.and_then(|probe| probe.failed_event).unwrap_or(failure.event);
         notes.push(format!("{place} event {event}: {}", failure.in_words()));
     }
@@ -208,9 +208,9 @@ fn notes(detail: &ThresholdDetail) -> Vec<String> {
 }
 
 fn largest_note(record: &LargestRecord) -> Option<String> {
-    let memory = match record.cap {
+    let memory = match record.limit_enforcer {
         LimitEnforcer::Allocator => format!("under a limit of {}", Bytes(record.limit_bytes)),
-        LimitEnforcer::Device => format!("on a card of {}", Bytes(record.memory_bytes)),
+        LimitEnforcer::Device => format!("on a card of {}", Bytes(record.card_bytes)),
     };
     let about = format!("{}/{} {memory}", record.workload, record.strategy);
     match (record.stable, record.highest_fit, record.first_failure_below) {
@@ -301,9 +301,9 @@ mod tests {
             strategy: strategy.to_owned(),
             status: ThresholdStatus::Found,
             repeat: 3,
-            threshold_bytes: Some(bytes),
+            needed_bytes: Some(bytes),
             overhead_bytes: Some(600 * MIB),
-            device_bytes: Some(bytes + 600 * MIB),
+            needed_card_bytes: Some(bytes + 600 * MIB),
             live_peak_bytes: Some(1000 * MIB),
             uncapped_held_bytes: Some(2 * bytes),
             lost_share: Some(0.25),
@@ -345,9 +345,9 @@ mod tests {
     #[test]
     fn json_has_every_value_tried() {
         let csv = [found("caching", 4 * MIB)].csv().unwrap();
-        assert!(csv.lines().next().unwrap().contains(",threshold_bytes,overhead_bytes,device_bytes,"), "{csv}");
+        assert!(csv.lines().next().unwrap().contains(",needed_bytes,overhead_bytes,needed_card_bytes,"), "{csv}");
         let value = [found("caching", 4 * MIB)].json();
-        assert_eq!(value["rows"][0]["threshold_bytes"], 4 * MIB);
+        assert_eq!(value["rows"][0]["needed_bytes"], 4 * MIB);
         assert!(value["rows"][0]["tried"].is_array());
         let record = LargestRecord { tried: vec![(1, true), (2, false)], ..LargestRecord::default() };
         let value = [record].json();

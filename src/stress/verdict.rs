@@ -55,7 +55,7 @@ pub struct FailureEvidence {
     /// The number of events in that file.
     pub trace_events: u64,
     /// The command that reproduces it.
-    pub repeat: String,
+    pub command: String,
 }
 
 /// A verdict as a row of a table or file; each failure has its own row.
@@ -84,7 +84,7 @@ pub struct VerdictRow {
     /// The number of events in that file.
     pub trace_events: u64,
     /// The command that reproduces the failure.
-    pub repeat: String,
+    pub command: String,
 }
 
 impl StressVerdict {
@@ -124,8 +124,8 @@ impl StressVerdict {
         }
         let shown = evidence.iter().cloned().chain(std::iter::repeat_with(FailureEvidence::default));
         let failed =
-            self.failures.iter().zip(shown).map(|(failure, FailureEvidence { trace, trace_events, repeat })| {
-                VerdictRow { detail: failure.detail.clone(), trace, trace_events, repeat, ..row.clone() }
+            self.failures.iter().zip(shown).map(|(failure, FailureEvidence { trace, trace_events, command })| {
+                VerdictRow { detail: failure.detail.clone(), trace, trace_events, command, ..row.clone() }
             });
         failed.collect()
     }

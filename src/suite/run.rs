@@ -376,14 +376,14 @@ mod tests {
         for case in [&first, &second, &first] {
             let record = runner.run(case).record;
             let steps = [
-                record.bound_requested_bytes.unwrap(),
-                record.bound_rounded_bytes.unwrap(),
+                record.live_peak_bytes.unwrap(),
+                record.live_peak_rounded_bytes.unwrap(),
                 record.packed_bytes.unwrap(),
-                record.peak_reserved_bytes,
+                record.peak_reserved_bytes.unwrap(),
                 record.peak_device_used_bytes.unwrap(),
             ];
             assert!(steps.is_sorted(), "{steps:?}");
-            assert_eq!(record.bound_requested_bytes, Some(record.peak_requested_bytes));
+            assert_eq!(record.live_peak_bytes, record.peak_requested_bytes);
         }
         assert_eq!(source.1.load(Ordering::Relaxed), 3 + 2, "three runs, one bound, one packing");
     }
@@ -396,7 +396,7 @@ mod tests {
         case.source = source.clone();
         let here = InProcess { stop: Some(&stop) };
         let record = WithNeeds::new(&here, None).run(&case).record;
-        assert_eq!((record.status, record.bound_requested_bytes), (Status::Interrupted, None));
+        assert_eq!((record.status, record.live_peak_bytes), (Status::Interrupted, None));
         assert_eq!(source.1.load(Ordering::Relaxed), 1);
     }
 
@@ -404,7 +404,7 @@ mod tests {
     fn no_packing_without_a_budget() {
         let here = InProcess::default();
         let record = WithNeeds::new(&here, None).run(&test_case("checkerboard", "caching")).record;
-        assert!(record.bound_rounded_bytes.is_some());
+        assert!(record.live_peak_rounded_bytes.is_some());
         assert_eq!(record.packed_bytes, None);
     }
 }

@@ -328,7 +328,7 @@ mod tests {
         let seen: Vec<(&str, u64)> = cases.iter().map(|case| (&*case.label.workload, case.label.seed)).collect();
         assert_eq!(seen, [("a.oomph", 3), ("b.oomph", 3), ("c.oomph", 3), ("random", 3), ("random", 4)]);
         let records: Vec<_> = cases[..3].iter().map(|case| InProcess::default().run(case).record).collect();
-        assert_eq!((records[0].peak_reserved_bytes, records[1].peak_reserved_bytes), (2 * MIB, 4 * MIB));
+        assert_eq!((records[0].peak_reserved_bytes, records[1].peak_reserved_bytes), (Some(2 * MIB), Some(4 * MIB)));
         assert_eq!(records[2].status, Status::Error, "an invalid file fails only its case");
         assert!(records[2].reason.contains("c.oomph"), "{}", records[2].reason);
     }

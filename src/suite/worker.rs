@@ -368,7 +368,7 @@ mod tests {
     fn outcome_arrives_unchanged() {
         let case = test_case("variable-length", "caching");
         let sent = InProcess::default().run(&case);
-        assert!(sent.record.external_fragmentation.is_some());
+        assert!(sent.record.external_fragmentation_share.is_some());
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("outcome.json");
         std::fs::write(&path, serde_json::to_string(&sent).unwrap()).unwrap();

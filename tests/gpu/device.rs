@@ -447,12 +447,8 @@ fn quick_suite_repeats_on_logged_answers() {
     for case in SuiteFile::load("quick").unwrap().cases(&settings).unwrap() {
         let record = compare(&case, &simulated, &AtomicBool::new(false));
         println!(
-            "{}: {:?}, {:?} of {:?} events, free-running peak reserved {:?} % more",
-            record.case_id,
-            record.finding,
-            record.events_agreed,
-            record.events,
-            record.peak_reserved_difference_percent
+            "{}: {:?}, {:?} of {:?} events, free-running peak reserved more by the share {:?}",
+            record.case_id, record.finding, record.events_agreed, record.events, record.peak_reserved_difference_share
         );
         let sound = matches!(record.finding, AgreementFinding::Agrees | AgreementFinding::Skipped);
         assert!(sound, "{}: {} {:?}", record.case_id, record.reason, record.first_difference);

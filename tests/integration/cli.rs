@@ -198,7 +198,7 @@ fn converted_trace_replays_equally() {
     let numbers = |source: &str| {
         let (out, _) = run(&folder, &["replay", source, "--format", "json"], 0);
         let document: serde_json::Value = serde_json::from_str(&out).unwrap();
-        assert_eq!(document["schema"], 1);
+        assert_eq!(document["schema"], 2);
         let rows = document["rows"].as_array().unwrap().clone();
         let of = |row: &serde_json::Value| {
             (row["strategy"].clone(), row["peak_reserved_bytes"].clone(), row["driver_ns"].clone())

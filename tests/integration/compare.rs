@@ -63,9 +63,9 @@ fn runs_that_mean_different_things_are_refused() {
     edit(&folder, "new/runs.csv", ",virtual,", ",wall,");
     let (_, err) = run(&folder, &["compare", "old", "new"], 2);
     assert!(err.contains("old ran on a simulated clock and new on a real one"), "{err}");
-    edit(&folder, "new/env.json", "\"schema\": 1", "\"schema\": 7");
+    edit(&folder, "new/env.json", "\"schema\": 2", "\"schema\": 7");
     let (_, err) = run(&folder, &["compare", "old", "new"], 2);
-    assert!(err.contains("new has schema 7"), "{err}");
+    assert!(err.contains("new has schema 7; this release of oomph reads schemas 1 to 2"), "{err}");
     let (_, err) = run(&folder, &["compare", "old", "nowhere"], 2);
     assert!(err.contains("'nowhere' is neither the folder of a run nor a saved baseline"), "{err}");
     run(&folder, &["run", "quick", "--filter", "quick/random/direct", "--output", "other"], 0);

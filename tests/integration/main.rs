@@ -34,6 +34,7 @@ mod recordings;
 mod report;
 mod report_browser;
 mod resnet_truth;
+mod schema;
 mod strategies;
 mod stress;
 mod stress_adversary;

@@ -205,7 +205,7 @@ fn the_smaller_of_card_and_limit_decides() {
     assert!(notes.contains("the card decides"), "{notes}");
     let largest = "threshold checkerboard -s direct --repeat 1 --probes 0 --set rounds=1 --largest blocks";
     let (limited, _) = row(&format!("{largest} --card 8GiB --limit 1GiB"));
-    assert_eq!((&limited["memory_bytes"], &limited["limit_bytes"]), (&(8_u64 << 30).into(), &(1_u64 << 30).into()));
+    assert_eq!((&limited["card_bytes"], &limited["limit_bytes"]), (&(8_u64 << 30).into(), &(1_u64 << 30).into()));
     assert!(row(&format!("{largest} --card 8GiB")).0["largest"].as_u64() > limited["largest"].as_u64());
 }
 

@@ -91,7 +91,7 @@ fn waterfall_does_not_depend_on_jobs() {
     let mut reader = csv::Reader::from_reader(rows.as_bytes());
     let headers = reader.headers().unwrap().clone();
     let column = |name: &str| headers.iter().position(|header| header == name).unwrap();
-    let columns = ["bound_requested_bytes", "bound_rounded_bytes", "packed_bytes"].map(column);
+    let columns = ["live_peak_bytes", "live_peak_rounded_bytes", "packed_bytes"].map(column);
     let mut seen = 0;
     for row in reader.records().map(Result::unwrap) {
         let steps = columns.map(|column| row[column].parse::<u64>().unwrap());

@@ -19,7 +19,7 @@ fn says(printed: &str, words: &str) {
 
 fn rows(text: &str) -> Vec<Value> {
     let printed: Value = serde_json::from_str(text).unwrap();
-    assert_eq!(printed["schema"], 1);
+    assert_eq!(printed["schema"], 2);
     printed["rows"].as_array().unwrap().clone()
 }
 

@@ -18,8 +18,8 @@ fn threshold_is_the_least_limit() {
     let folder = TempDir::new().unwrap();
     let found = json(&folder, &[&["threshold", "checkerboard", "--strategy", "caching"], &SMALL[..]].concat());
     let row = &found["rows"][0];
-    let bytes = row["threshold_bytes"].as_u64().unwrap();
-    assert_eq!(row["device_bytes"].as_u64(), Some(bytes + row["overhead_bytes"].as_u64().unwrap()));
+    let bytes = row["needed_bytes"].as_u64().unwrap();
+    assert_eq!(row["needed_card_bytes"].as_u64(), Some(bytes + row["overhead_bytes"].as_u64().unwrap()));
     assert_eq!((row["status"].as_str(), row["stable"].as_bool()), (Some("found"), Some(true)));
     assert!(row["tried"].as_array().unwrap().len() > 16);
     assert_eq!(row["failure"]["kept_back"][0]["obstacle"], "split_remainder");

@@ -46,7 +46,7 @@ fn thresholds_match_twelve_capped_runs() {
     for setting in ["", ".exp", ".split64", ".gc"] {
         let strategy = settings_of(&format!("varlen_cap047{setting}"));
         let found = find(&trace, &strategy, 1);
-        let bytes = found.threshold_bytes.unwrap();
+        let bytes = found.needed_bytes.unwrap();
         for share in ["042", "047", "052"] {
             let run = format!("varlen_cap{share}{setting}");
             let Companion { memory_fraction, counters } =

@@ -84,7 +84,7 @@ fn techniques_are_added_to_what_is_set() {
     let json: serde_json::Value =
         serde_json::from_str(&table(&["--set", "techniques=amp", "--format", "json"])).unwrap();
     let ckpt = json["rows"].as_array().unwrap().iter().find(|row| row["technique"] == "ckpt").unwrap();
-    assert_eq!((&ckpt["base"], &ckpt["numerics"]), (&"amp, layers=4, batch=4".into(), &"same".into()));
+    assert_eq!((&ckpt["base_settings"], &ckpt["numerics"]), (&"amp, layers=4, batch=4".into(), &"same".into()));
     assert!(ckpt["step_ratio"].as_f64().unwrap() < 1.5, "{ckpt:#}");
 }
 

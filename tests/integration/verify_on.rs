@@ -17,7 +17,7 @@ fn verify(arguments: &[&str], code: i32) -> (String, String) {
 fn rows(arguments: &[&str]) -> Vec<Value> {
     let (out, _) = verify(&[arguments, &["--format", "json"]].concat(), 0);
     let value: Value = serde_json::from_str(&out).unwrap();
-    assert_eq!(value["schema"], 1);
+    assert_eq!(value["schema"], 2);
     value["rows"].as_array().unwrap().clone()
 }
 
@@ -26,10 +26,10 @@ fn rows(arguments: &[&str]) -> Vec<Value> {
 fn assert_agrees(row: &Value) {
     assert_eq!(row["finding"], "agrees", "{row}");
     assert_eq!(row["events"], row["events_agreed"], "{row}");
-    assert_eq!(row["agreement_percent"], 100.0, "{row}");
+    assert_eq!(row["events_agreed_share"], 1.0, "{row}");
     assert_eq!(row["peak_reserved_bytes"], row["simulated_peak_reserved_bytes"], "{row}");
     assert_eq!(row["ooms"], row["simulated_ooms"], "{row}");
-    assert_eq!(row["peak_reserved_difference_percent"], 0.0, "{row}");
+    assert_eq!(row["peak_reserved_difference_share"], 0.0, "{row}");
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn recordings_agree_on_the_simulated_device() {
     assert_eq!(rows.len(), names.len() * 3, "three strategies each");
     rows.iter().for_each(assert_agrees);
     let of = |source: &str, strategy: &str| {
-        let mut found = rows.iter().filter(|row| row["source"] == source && row["strategy"] == strategy);
+        let mut found = rows.iter().filter(|row| row["workload"] == source && row["strategy"] == strategy);
         found.next().unwrap().clone()
     };
     let capped = of("varlen_cap042.pickle.xz", "caching");
@@ -55,8 +55,8 @@ fn workloads_of_a_suite_agree_under_its_limits() {
     let rows = rows(&["--on", "sim", "--suite", "quick"]);
     assert_eq!(rows.len(), 7 * 3, "six workloads, one of them also with 6 GiB");
     rows.iter().for_each(assert_agrees);
-    let busy = rows.iter().find(|row| row["source"] == "streams" && row["strategy"] == "caching").unwrap();
-    assert!(busy["peak_used_bytes"].as_u64() < busy["peak_reserved_bytes"].as_u64(), "{busy}");
+    let busy = rows.iter().find(|row| row["workload"] == "streams" && row["strategy"] == "caching").unwrap();
+    assert!(busy["peak_active_bytes"].as_u64() < busy["peak_reserved_bytes"].as_u64(), "{busy}");
 }
 
 #[test]
@@ -74,9 +74,9 @@ fn agreement_table_explains_async() {
 fn other_device_differs_in_peaks_only() {
     let rows = rows(&["--on", "sim", "--card", "6GiB", "training", "-s", "caching"]);
     let [row] = &rows[..] else { panic!("{rows:?}") };
-    assert_eq!((&row["finding"], &row["agreement_percent"]), (&"agrees".into(), &100.0.into()));
+    assert_eq!((&row["finding"], &row["events_agreed_share"]), (&"agrees".into(), &1.0.into()));
     assert_eq!((&row["device"], &row["simulated_device"]), (&"sim".into(), &"sim:6GiB".into()));
-    assert!(row["peak_reserved_difference_percent"].as_f64().unwrap() < -10.0, "{row}");
+    assert!(row["peak_reserved_difference_share"].as_f64().unwrap() < -0.1, "{row}");
     assert!(row["ooms"] == 0 && row["simulated_ooms"].as_u64().unwrap() > 0, "{row}");
 }
 
@@ -86,8 +86,8 @@ fn filters_choose_cases_and_csv_has_a_row_each() {
         verify(&["--on", "sim", "random", "checkerboard", "--filter", "random/direct", "--format", "csv"], 0);
     let lines: Vec<&str> = out.lines().collect();
     assert_eq!(lines.len(), 2, "{out}");
-    assert!(lines[0].starts_with("schema,case_id,source,strategy,device,"), "{out}");
-    assert!(lines[1].starts_with("1,verify/random/direct@sim#1,random,direct,sim,"), "{out}");
+    assert!(lines[0].starts_with("schema,case_id,workload,strategy,device,"), "{out}");
+    assert!(lines[1].starts_with("2,verify/random/direct@sim#1,random,direct,sim,"), "{out}");
     verify(&["--on", "sim", "random", "--filter", "nothing"], 4);
 }
 
@@ -160,6 +160,6 @@ fn a_plain_verification_is_a_csv_table_too() {
     let headings = table.headers().unwrap().clone();
     let row = table.records().next().unwrap().unwrap();
     let cell = |name: &str| &row[headings.iter().position(|heading| heading == name).unwrap()];
-    assert_eq!((cell("result"), cell("ooms"), cell("reasons")), ("exact", "1", ""));
+    assert_eq!((cell("result"), cell("ooms"), cell("reason")), ("exact", "1", ""));
     assert_eq!(cell("entries"), cell("entries_agreed"));
 }

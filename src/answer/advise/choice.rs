@@ -147,7 +147,13 @@ pub fn choose(rows: &[AdviceRow], current: usize) -> usize {
         .filter(|(_, row)| row.needed_bytes.is_some_and(|bytes| bytes <= most))
         .min_by_key(|&(number, row)| {
             let settings = row.settings.as_deref().unwrap_or_default();
-            (number != current, SettingsCandidate::effort(settings), row.needed_bytes, row.driver_ns, number)
+            (
+                number != current,
+                SettingsCandidate::effort(settings),
+                row.needed_bytes,
+                row.driver_without_launches_ns,
+                number,
+            )
         })
         .map_or(current, |(number, _)| number)
 }

@@ -145,11 +145,11 @@ pub struct AdviceRow {
     /// The smallest memory in which the trace completes, of the allocator's own.
     pub needed_bytes: Option<u64>,
     /// The same with the context and the libraries: the smallest card.
-    pub device_bytes: Option<u64>,
+    pub needed_card_bytes: Option<u64>,
     /// What is reserved where nothing limits it: `torch.cuda.max_memory_reserved`.
     pub uncapped_reserved_bytes: Option<u64>,
     /// How often cached memory is given back to get by with [`needed_bytes`](AdviceRow::needed_bytes).
-    pub retries_at_need: Option<u64>,
+    pub retries_at_needed: Option<u64>,
     /// Whether all amounts that were tried around agree; only known of the current and the recommended settings.
     pub stable: Option<bool>,
     /// Whether the trace completes in the memory that there is; unknown without a limit, and if it depends on the limit.
@@ -159,7 +159,7 @@ pub struct AdviceRow {
     pub depends_on_limit: bool,
     /// Time in driver calls, launches left out: with the memory that there is, or with the whole device. Nothing is said of
     /// what does not complete.
-    pub driver_ns: Option<u64>,
+    pub driver_without_launches_ns: Option<u64>,
     /// Why it could not be tried.
     pub reason: String,
 }
@@ -182,9 +182,9 @@ pub struct Advice {
     /// The settings that come closest, where nothing completes in the memory that there is and they are other settings.
     pub closest: Option<String>,
     /// What is reserved with the current settings where nothing limits it: `torch.cuda.max_memory_reserved`.
-    pub reserved_now_bytes: Option<u64>,
+    pub uncapped_reserved_now_bytes: Option<u64>,
     /// The same with the recommended or closest settings.
-    pub reserved_bytes: Option<u64>,
+    pub uncapped_reserved_bytes: Option<u64>,
     /// The least memory with the current settings.
     pub needed_now_bytes: Option<u64>,
     /// The least memory with the recommended or closest ones.
@@ -210,9 +210,9 @@ pub struct Advice {
     /// Whether that depends on where in its range the limit is: they do from `needed_bytes` on.
     pub depends_on_limit: bool,
     /// Time in driver calls with the current settings.
-    pub driver_now_ns: Option<u64>,
+    pub driver_without_launches_now_ns: Option<u64>,
     /// With the recommended ones.
-    pub driver_ns: Option<u64>,
+    pub driver_without_launches_ns: Option<u64>,
     /// How exactly the model reproduces the recorded run.
     pub confidence: Confidence,
     /// How often predictions for the recommended or closest settings were compared with real runs.
@@ -267,8 +267,8 @@ pub fn advise(question: &AdviceQuestion<'_>) -> Result<Advice, ThresholdError> {
         closest: (!is_enough && chosen != current).then(|| settings.clone()),
         predictions: checked_predictions(&settings),
         recommended: if changes { settings } else { question.current.to_owned() },
-        reserved_now_bytes: now.uncapped_reserved_bytes,
-        reserved_bytes: then.uncapped_reserved_bytes,
+        uncapped_reserved_now_bytes: now.uncapped_reserved_bytes,
+        uncapped_reserved_bytes: then.uncapped_reserved_bytes,
         needed_now_bytes: now.needed_bytes,
         needed_bytes: then.needed_bytes,
         saved_bytes: now.needed_bytes.zip(then.needed_bytes).map_or(0, |(now, then)| now.saturating_sub(then)),
@@ -280,8 +280,8 @@ pub fn advise(question: &AdviceQuestion<'_>) -> Result<Advice, ThresholdError> {
         fits_now: now.fits,
         fits: then.fits,
         depends_on_limit: then.depends_on_limit,
-        driver_now_ns: now.driver_ns,
-        driver_ns: then.driver_ns,
+        driver_without_launches_now_ns: now.driver_without_launches_ns,
+        driver_without_launches_ns: then.driver_without_launches_ns,
         ..Advice::default()
     };
     explain(question, &then, &mut advice)?;
@@ -351,7 +351,7 @@ impl AdviceQuestion<'_> {
                 if let Some(tried) = limited {
                     row.fits = Some(tried.fits).filter(|_| !tried.depends_on_limit);
                     row.depends_on_limit = tried.depends_on_limit;
-                    row.driver_ns = tried.driver_ns;
+                    row.driver_without_launches_ns = tried.driver_without_launches_ns;
                 }
             }
             Err(ThresholdError::Interrupted) => return Err(ThresholdError::Interrupted),
@@ -372,9 +372,9 @@ impl AdviceQuestion<'_> {
             progress: self.progress,
             ..self.threshold_question(&strategy)
         })?;
-        let driver_ns = row.driver_ns;
+        let driver_without_launches_ns = row.driver_without_launches_ns;
         row.note(&found);
-        row.driver_ns = driver_ns;
+        row.driver_without_launches_ns = driver_without_launches_ns;
         row.stable = Some(found.stability().stable);
         Ok(())
     }
@@ -397,8 +397,8 @@ impl AdviceQuestion<'_> {
             probe = trials.probe(range.below_bytes - 1)?;
             depends_on_limit = probe.fits;
         }
-        let driver_ns = probe.fits.then_some(probe.driver_ns);
-        Ok(Some(FitInMemory { fits: probe.fits, depends_on_limit, driver_ns }))
+        let driver_without_launches_ns = probe.fits.then_some(probe.driver_without_launches_ns);
+        Ok(Some(FitInMemory { fits: probe.fits, depends_on_limit, driver_without_launches_ns }))
     }
 
     fn threshold_question<'a>(&'a self, strategy: &'a StrategySpec) -> ThresholdQuestion<'a> {
@@ -426,20 +426,20 @@ struct FitInMemory {
     fits: bool,
     depends_on_limit: bool,
     /// Time in the driver, if it completes.
-    driver_ns: Option<u64>,
+    driver_without_launches_ns: Option<u64>,
 }
 
 impl AdviceRow {
     fn note(&mut self, found: &Threshold) {
-        self.status = match found.threshold_bytes {
+        self.status = match found.needed_bytes {
             Some(_) => ThresholdStatus::Found,
             None => ThresholdStatus::NeverFits,
         };
-        self.needed_bytes = found.threshold_bytes;
-        self.device_bytes = found.device_bytes();
+        self.needed_bytes = found.needed_bytes;
+        self.needed_card_bytes = found.device_bytes();
         self.uncapped_reserved_bytes = Some(found.uncapped_reserved_bytes);
-        self.driver_ns = Some(found.uncapped_driver_ns);
-        self.retries_at_need = found.at_threshold().map(|probe| probe.retries);
+        self.driver_without_launches_ns = Some(found.uncapped_driver_ns);
+        self.retries_at_needed = found.at_threshold().map(|probe| probe.retries);
     }
 }
 
@@ -504,7 +504,10 @@ mod tests {
         let need = ask(&growing(), |_| ()).needed_bytes.unwrap();
         let advice = ask(&growing(), |question| question.room = Some(AvailableMemory::Limit(need)));
         assert_eq!((advice.fits_now, advice.fits, advice.limit_bytes), (Some(false), Some(true), Some(need)));
-        assert!(advice.driver_now_ns.is_none() && advice.driver_ns.is_some(), "half a run has no cost to compare");
+        assert!(
+            advice.driver_without_launches_now_ns.is_none() && advice.driver_without_launches_ns.is_some(),
+            "half a run has no cost to compare"
+        );
         let advice = ask(&growing(), |question| question.room = Some(AvailableMemory::Limit(need - 2 * MIB)));
         assert_eq!(advice.fits, Some(false));
         assert!(!advice.reasons.is_empty() && advice.failure.is_some());

@@ -9,7 +9,7 @@ use crate::{
         leaks::{self, GrowthThreshold, LeakError, ObservedSteps, StepsFrom},
         threshold::ThresholdError,
     },
-    measure::{Obstacle, OomReport, UnusableMemory},
+    measure::{Obstacle, OomReport, UnusableMemory, digits},
     replay::{OomCause, Replay, ReplayOptions},
     trace::ProgressSource,
 };
@@ -29,6 +29,7 @@ pub enum AdviceReason {
     /// Memory grows from step to step: settings only postpone the end.
     Leak {
         /// What a step adds.
+        #[serde(serialize_with = "digits::whole")]
         bytes_per_step: f64,
         /// Who grows most.
         grower: Option<Grower>,

@@ -65,7 +65,10 @@ pub(super) const CLAIMS: &[Claim] = &[
         test: AnyDevice(|bench, finding| {
             let pairs = 2000;
             let program = recipe("hot-512", &[("pairs", "2000")])?;
-            let time = |strategy: &str| ClaimResult::Ok(bench.replayed(&program, strategy, None)?.0.driver_ns / pairs);
+            let time = |strategy: &str| {
+                let record = bench.replayed(&program, strategy, None)?.0;
+                ClaimResult::Ok(record.driver_ns.unwrap_or(0) / pairs)
+            };
             let (direct, caching) = (time("direct")?, time(CACHING)?);
             finding.figure("driver time of a pair, direct", (Time(direct), Time(DRIVER_PAIR_NS)));
             finding.figure("caching (PyTorch: its own time included)", (Time(caching), Time(CACHED_PAIR_NS)));
@@ -83,7 +86,8 @@ pub(super) const CLAIMS: &[Claim] = &[
         test: AnyDevice(|bench, finding| {
             let program = recipe("variable-length", &[])?;
             let whole = bench.memory(&program)?;
-            let (allocated, reserved) = (whole.peak_allocated_bytes, whole.peak_reserved_bytes);
+            let (allocated, reserved) =
+                (whole.peak_allocated_bytes.unwrap_or(0), whole.peak_reserved_bytes.unwrap_or(0));
             finding.figure("peak allocated", (Size(allocated), Size(VARIABLE_LENGTH_ALLOCATED)));
             finding.figure("peak reserved", (Size(reserved), Size(VARIABLE_LENGTH_RESERVED)));
             let suffices =
@@ -137,7 +141,7 @@ pub(super) const CLAIMS: &[Claim] = &[
             let grown = |of: fn(&leaks::StepUse) -> u64| {
                 first.zip(last).map_or(0, |(first, last)| of(last).saturating_sub(of(first)))
             };
-            let (allocated, stuck) = (grown(|step| step.allocated_bytes), grown(|step| step.stuck_bytes));
+            let (allocated, stuck) = (grown(|step| step.allocated_bytes), grown(|step| step.stuck_bytes.unwrap_or(0)));
             finding.figure("allocated grows by", Size(allocated));
             finding.figure("free memory that cannot be given back grows by", Size(stuck));
             finding.check("free memory that cannot be used grows half as much at least", 2 * stuck >= allocated);
@@ -213,7 +217,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         command: "oomph replay load-beyond-capacity --strategy caching",
         test: AnyDevice(|bench, finding| {
             let record = bench.memory(&recipe("load-beyond-capacity", &[])?)?;
-            finding.figure("allocated when memory ran out", Size(record.peak_allocated_bytes));
+            finding.figure("allocated when memory ran out", Size(record.peak_allocated_bytes.unwrap_or(0)));
             finding.figure("bytes asked for", Size(record.oom_requested_bytes.unwrap_or(0)));
             let in_loading = record.status == Status::Oom && record.oom_step.is_none();
             finding.check("loading gets through, and a later kernel fails", !in_loading);
@@ -250,9 +254,9 @@ pub(super) const CLAIMS: &[Claim] = &[
                     }
                 }
                 let record = bench.memory(&program)?;
-                let more_calls = record.driver_calls.saturating_sub(plain.driver_calls);
+                let more_calls = record.driver_calls.unwrap_or(0).saturating_sub(plain.driver_calls.unwrap_or(0));
                 finding.figure(format!("{name}, driver calls more in three steps"), Count(more_calls));
-                let saved = reduction(plain.peak_reserved_bytes, record.peak_reserved_bytes);
+                let saved = reduction(plain.peak_reserved_bytes.unwrap_or(0), record.peak_reserved_bytes.unwrap_or(0));
                 finding.figure(format!("{name}, peak reserved lower by"), saved.map(Percent));
             }
             Ok(())
@@ -327,7 +331,7 @@ fn just_fitting(bench: &ClaimBench<'_>, seed: u64, room: u64) -> ClaimResult<(Re
         let set = [("batch", "8"), ("context", &context.to_string())];
         ClaimResult::Ok(recipe("variable-length", &set)?.seed(seed))
     };
-    let needed = |program: &Recipe| ClaimResult::Ok(bench.memory(program)?.peak_requested_bytes);
+    let needed = |program: &Recipe| ClaimResult::Ok(bench.memory(program)?.peak_requested_bytes.unwrap_or(0));
     let shorter = of_length(1024)?;
     // Memory grows a little less than the length: from above, down to the first that fits.
     let mut context = (1024.0 * room as f64 / needed(&shorter)? as f64 * 1.1) as u64 / 8 * 8;

@@ -58,7 +58,7 @@ impl ClaimBench<'_> {
 
     /// The most that a program has allocated under PyTorch's allocator, without a limit.
     pub(super) fn peak(&self, recipe: &Recipe) -> ClaimResult<u64> {
-        Ok(self.memory(recipe)?.peak_allocated_bytes)
+        Ok(self.memory(recipe)?.peak_allocated_bytes.unwrap_or(0))
     }
 
     /// The same as [`ClaimBench::memory`] under any strategy, with at most `limit` bytes of the device.
@@ -146,7 +146,7 @@ impl ClaimBench<'_> {
             stop: Some(self.stop),
             ..ThresholdQuestion::new(&trace, &strategy, self.simulated)
         };
-        Ok(threshold(&question)?.threshold_bytes)
+        Ok(threshold(&question)?.needed_bytes)
     }
 
     /// The memory that the driver's context and the libraries take.

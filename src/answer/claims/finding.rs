@@ -186,7 +186,8 @@ pub struct ClaimRecord {
     /// The numbers of the simulated device.
     pub simulated: String,
     /// The real device on which the claim was tested, too.
-    pub device: String,
+    #[serde(alias = "device")]
+    pub real_device: String,
     /// The numbers of the real device; empty without one.
     pub on_device: String,
     /// The numbers of PyTorch 2.11 on an H200, where they are known.
@@ -216,7 +217,7 @@ impl ClaimRecord {
             claim: claim.statement.to_owned(),
             published: claim.published.to_owned(),
             simulated: figures(simulated, |amount| Some(amount.here)),
-            device: device.to_owned(),
+            real_device: device.to_owned(),
             on_device: real.map_or_else(String::new, |(_, finding)| figures(finding, |amount| Some(amount.here))),
             pytorch: figures(simulated, |amount| amount.pytorch),
             verdict: ClaimVerdict::of(&decisive.checks),
@@ -317,13 +318,13 @@ mod tests {
         let row = ClaimRecord::new(&claim(), &found(1.0), None);
         assert_eq!((row.simulated.as_str(), row.pytorch.as_str()), ("memory: 1.00x; blocks: 3", "memory: 1.50x"));
         assert_eq!((row.verdict, row.fails.as_str(), row.holds.as_str()), (ClaimVerdict::Refuted, "it doubles", ""));
-        assert_eq!((row.lesson.as_str(), row.device.as_str()), ("It does not.", ""));
+        assert_eq!((row.lesson.as_str(), row.real_device.as_str()), ("It does not.", ""));
     }
 
     #[test]
     fn real_device_decides() {
         let row = ClaimRecord::new(&claim(), &found(1.0), Some(("cuda:0", &found(2.0))));
         assert_eq!((row.verdict, row.on_device.as_str()), (ClaimVerdict::Confirmed, "memory: 2.00x; blocks: 3"));
-        assert_eq!(row.device, "cuda:0");
+        assert_eq!(row.real_device, "cuda:0");
     }
 }

@@ -130,11 +130,11 @@ pub(super) const CLAIMS: &[Claim] = &[
             finding.check("they are never freed", found.verdict == Verdict::Leak);
             // Room for the loop and not for all the garbage that waits.
             let peak = observed.steps.iter().map(|step| step.peak_allocated_bytes).max().unwrap_or(0);
-            let fixed = bench.memory(&recipe("leak-cycle-fixed", &[])?)?.peak_reserved_bytes;
+            let fixed = bench.memory(&recipe("leak-cycle-fixed", &[])?)?.peak_reserved_bytes.unwrap_or(0);
             let there = bench.replayed(&recipe("leak-cycle", &[])?, CACHING, Some(fixed))?.0;
             finding.figure("peak with garbage", Size(peak));
             finding.figure("memory of the program without cycles", Size(fixed));
-            finding.figure("ends in an OOM there (1: yes)", Count((there.ooms > 0).into()));
+            finding.figure("ends in an OOM there (1: yes)", Count((there.ooms > Some(0)).into()));
             Ok(())
         }),
     },
@@ -186,10 +186,10 @@ pub(super) const CLAIMS: &[Claim] = &[
             for workers in ["0", "1", "4", "16"] {
                 let program = recipe("loader-pinned", &[("workers", workers)])?;
                 let pinned = trace::check(&program.workload().map_err(Box::new)?)?.host_peak.bytes;
-                held.push((pinned, bench.memory(&program)?.peak_reserved_bytes));
+                held.push((pinned, bench.memory(&program)?.peak_reserved_bytes.unwrap_or(0)));
                 finding.figure(format!("pinned by {workers} workers"), Size(pinned));
             }
-            let pageable = bench.memory(&recipe("loader-pinned-fixed", &[])?)?.peak_reserved_bytes;
+            let pageable = bench.memory(&recipe("loader-pinned-fixed", &[])?)?.peak_reserved_bytes.unwrap_or(0);
             let most = held.iter().map(|(_, reserved)| *reserved).max().unwrap_or(0);
             finding.figure("reserved on the device with pageable batches", Size(pageable));
             finding.figure("with pinned ones, at most", Size(most));
@@ -208,9 +208,9 @@ pub(super) const CLAIMS: &[Claim] = &[
             for name in ["loader-prefetched", "loader-duplicated"] {
                 let plain = recipe(name, &[])?;
                 let fixed = bench.memory(&recipe(&format!("{name}-fixed"), &[])?)?;
-                let more = bench.peak(&plain)?.saturating_sub(fixed.peak_allocated_bytes);
+                let more = bench.peak(&plain)?.saturating_sub(fixed.peak_allocated_bytes.unwrap_or(0));
                 finding.figure(format!("{name}, held by the pipeline"), Size(more));
-                let there = bench.replayed(&plain, CACHING, Some(fixed.peak_reserved_bytes))?.0;
+                let there = bench.replayed(&plain, CACHING, fixed.peak_reserved_bytes)?.0;
                 let statement = format!("{name} runs out of memory where the fixed program does not");
                 finding.check(statement, there.status == Status::Oom);
             }
@@ -230,10 +230,11 @@ pub(super) const CLAIMS: &[Claim] = &[
             for name in ["churn", "churn-fixed"] {
                 let (observed, _) = bench.growth(&recipe(name, &[])?, CACHING, None)?;
                 let last = observed.steps.last().copied().unwrap_or_default();
-                finding.figure(format!("{name}, blocks freed within their step"), Count(last.passing_blocks));
-                finding.figure(format!("{name}, peak of a step above what it keeps"), Size(last.transient_bytes));
-                transient.push(last.transient_bytes);
-                passing.push(last.passing_blocks);
+                let (peak, blocks) = (last.transient_bytes.unwrap_or(0), last.passing_blocks.unwrap_or(0));
+                finding.figure(format!("{name}, blocks freed within their step"), Count(blocks));
+                finding.figure(format!("{name}, peak of a step above what it keeps"), Size(peak));
+                transient.push(peak);
+                passing.push(blocks);
             }
             finding.check("a step's peak is at least 1 % higher", ratio(transient[1], transient[0]).here >= 1.01);
             finding.check("a step makes at least a tenth more blocks", ratio(passing[1], passing[0]).here >= 1.1);

@@ -20,7 +20,7 @@ use crate::{
         trial::{DISTINCT, exchange_time, exchanged_bytes_per_step},
     },
     base::GIB,
-    measure::{Status, lost_share},
+    measure::{CaseRecord, Status, lost_share},
     models::Recipe,
 };
 
@@ -150,8 +150,8 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
         test: AnyDevice(|bench, finding| {
             for name in ["gpt-124m", MODEL, "gpt-1.3b"] {
                 // AdamW's temporaries can be more than the activations that checkpoints leave: the peak would be elsewhere.
-                let base = bench.memory(&model(name, "sgd")?)?.at_peak_activation_bytes;
-                let ckpt = bench.memory(&model(name, "sgd,ckpt")?)?.at_peak_activation_bytes;
+                let base = bench.memory(&model(name, "sgd")?)?.at_peak_activation_bytes.unwrap_or(0);
+                let ckpt = bench.memory(&model(name, "sgd,ckpt")?)?.at_peak_activation_bytes.unwrap_or(0);
                 let saved = reduction(base, ckpt);
                 finding.figure(format!("{name}, activations at the peak"), Size(base));
                 finding.figure(format!("{name}, with checkpoints"), Size(ckpt));
@@ -192,7 +192,7 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
                 for strategy in [CACHING, EXPANDABLE, "async"] {
                     let record = bench.replayed(&recipe(name, &[])?, strategy, None)?.0;
                     let used = record.peak_device_used_bytes.unwrap_or(0);
-                    let lost = 100.0 * lost_share(record.peak_allocated_bytes, used).unwrap_or(0.0);
+                    let lost = 100.0 * lost_share(record.peak_allocated_bytes.unwrap_or(0), used).unwrap_or(0.0);
                     finding.figure(format!("{name}, {strategy}"), Percent(lost));
                     finding
                         .check(format!("{name} under {strategy} needs at most 20 % beside its blocks"), lost <= 20.0);
@@ -200,7 +200,7 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
             }
             let truth = 100.0 * lost_share(VARIABLE_LENGTH_ALLOCATED, VARIABLE_LENGTH_RESERVED).unwrap_or(0.0);
             let here = bench.memory(&recipe("variable-length", &[])?)?;
-            let gap = 100.0 * here.peak_gap_share.unwrap_or(0.0);
+            let gap = 100.0 * here.fragmentation_share.unwrap_or(0.0);
             finding.figure("variable-length, reserved beyond allocated", (Percent(gap), Percent(truth)));
             Ok(())
         }),
@@ -234,10 +234,12 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
         test: AnyDevice(|bench, finding| {
             let copies = bench.memory(&recipe("add-copies", &[])?)?;
             let in_place = bench.memory(&recipe("add-in-place", &[])?)?;
-            let more = copies.peak_allocated_bytes.saturating_sub(in_place.peak_allocated_bytes);
-            let kept = copies.final_allocated_bytes.saturating_sub(in_place.final_allocated_bytes);
-            finding.figure("x = x + y, peak", Size(copies.peak_allocated_bytes));
-            finding.figure("x.add_(y), peak", Size(in_place.peak_allocated_bytes));
+            let peak = |record: &CaseRecord| record.peak_allocated_bytes.unwrap_or(0);
+            let at_end = |record: &CaseRecord| record.final_allocated_bytes.unwrap_or(0);
+            let more = peak(&copies).saturating_sub(peak(&in_place));
+            let kept = at_end(&copies).saturating_sub(at_end(&in_place));
+            finding.figure("x = x + y, peak", Size(peak(&copies)));
+            finding.figure("x.add_(y), peak", Size(peak(&in_place)));
             finding.check("the peak is higher by a whole tensor of 512 MiB", more >= 511 << 20);
             finding.check("nothing of it stays", kept == 0);
             Ok(())
@@ -256,7 +258,7 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
             finding.figure("peak lower by", saved.map(Percent));
             let calls = |techniques: &str| {
                 let record = bench.memory(&recipe("gpt-124m", &[("steps", "6"), ("techniques", techniques)])?)?;
-                ClaimResult::Ok(record.allocs + record.frees)
+                ClaimResult::Ok(record.allocs.unwrap_or(0) + record.frees.unwrap_or(0))
             };
             let (of_none, of_zeros) = (calls("")?, calls("zero_fill")?);
             let note = "calls of gpt-124m in six steps";

@@ -32,7 +32,9 @@ use self::{
     growth::{FEWEST_POINTS, SeriesCourse, course},
     period::FEWEST_REQUESTS_OF_STEP,
 };
-use crate::{answer::holders::Grower, replay::ReplayError, strategy::StrategyError, trace::TraceError};
+use crate::{
+    answer::holders::Grower, measure::digits, replay::ReplayError, strategy::StrategyError, trace::TraceError,
+};
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -222,7 +224,7 @@ impl Quantity {
     fn series(self, steps: &[StepUse]) -> Vec<f64> {
         let of = |step: &StepUse| match self {
             Quantity::KeptBytes => step.kept_bytes,
-            Quantity::StuckBytes => step.stuck_bytes,
+            Quantity::StuckBytes => step.stuck_bytes.unwrap_or(0),
             Quantity::ReservedBytes => step.reserved_bytes,
         };
         steps.iter().map(|step| of(step) as f64).collect()
@@ -248,12 +250,16 @@ pub struct Finding {
     /// What brings it down.
     pub recoverable_by: RecoverableBy,
     /// Slope of [`quantity`](Finding::quantity): what a step adds.
+    #[serde(serialize_with = "digits::whole")]
     pub bytes_per_step: f64,
     /// Lower end of its 95 % interval.
+    #[serde(serialize_with = "digits::whole")]
     pub bytes_per_step_low: f64,
     /// Upper end.
+    #[serde(serialize_with = "digits::whole")]
     pub bytes_per_step_high: f64,
     /// How probable such a slope is without growth.
+    #[serde(serialize_with = "digits::required")]
     pub p_value: f64,
     /// Which series the slope is of.
     pub quantity: Quantity,
@@ -288,6 +294,7 @@ pub struct Finding {
     /// From when on growth counts.
     pub bar: GrowthThreshold,
     /// What a step of the baseline adds to the same series, where there is one.
+    #[serde(serialize_with = "digits::optional_whole")]
     pub baseline_bytes_per_step: Option<f64>,
     /// Which groups of blocks grow. The caller fills this in, because it needs the source.
     pub growers: Vec<Grower>,
@@ -303,7 +310,7 @@ pub fn judge(
 ) -> Result<Finding, LeakError> {
     let steps = observed.judged();
     let mut kept = judged_course(observed, baseline, Quantity::KeptBytes, bar)?;
-    let collected: u64 = steps.iter().map(|step| step.collected_bytes).sum();
+    let collected: u64 = steps.iter().filter_map(|step| step.collected_bytes).sum();
     let level = Quantity::KeptBytes.level(steps);
     let collects = collected as f64 >= bar.least(level);
     // Growth that the baseline has too is not held against the source by its blocks either.
@@ -381,7 +388,8 @@ const MOST_LAYERS: usize = 1024;
 /// What the middle one of all steps but the last leaves behind: bytes that are alive when the last step ends. What the
 /// last step requested may be temporary.
 fn left_behind(steps: &[StepUse]) -> u64 {
-    let mut left: Vec<u64> = steps[..steps.len().saturating_sub(1)].iter().map(|step| step.surviving_bytes).collect();
+    let mut left: Vec<u64> =
+        steps[..steps.len().saturating_sub(1)].iter().map(|step| step.surviving_bytes.unwrap_or(0)).collect();
     left.sort_unstable();
     left.get(left.len().saturating_sub(1) / 2).copied().unwrap_or(0)
 }
@@ -394,7 +402,7 @@ fn blocks_pile_up(steps: &[StepUse], bar: &GrowthThreshold) -> bool {
     let earlier = &steps[..steps.len() - 1];
     let all = middle * earlier.len() as f64;
     all >= bar.least(first.kept_bytes as f64)
-        && earlier.iter().all(|step| step.surviving_bytes as f64 >= LEAST_SHARE_LEFT_BEHIND * middle)
+        && earlier.iter().all(|step| step.surviving_bytes.unwrap_or(0) as f64 >= LEAST_SHARE_LEFT_BEHIND * middle)
         && last.kept_bytes as f64 - first.kept_bytes as f64 >= LEAST_SHARE_KEPT * all
 }
 
@@ -403,7 +411,7 @@ fn nothing_is_left_behind(steps: &[StepUse], bar: &GrowthThreshold) -> bool {
     let Some(first) = steps.first() else { return true };
     let from = if steps.len() < 2 * FEWEST_POINTS { 0 } else { steps.len() / 2 };
     let except = |last: usize| {
-        let left: u64 = steps[from..steps.len() - last].iter().map(|step| step.surviving_bytes).sum();
+        let left: u64 = steps[from..steps.len() - last].iter().filter_map(|step| step.surviving_bytes).sum();
         (left as f64) < bar.least(first.kept_bytes as f64)
     };
     steps.len() >= FEWEST_POINTS && except(1) || steps.len() > FEWEST_POINTS + 1 && except(2)
@@ -481,7 +489,7 @@ fn runs_out_at(observed: &ObservedSteps, verdict: Verdict, course: &SeriesCourse
     let steps = observed.judged();
     let last = steps.last()?;
     let needed = match verdict {
-        Verdict::Leak => course.trend.end() + steps.iter().map(|step| step.transient_bytes).max()? as f64,
+        Verdict::Leak => course.trend.end() + steps.iter().map(|step| step.transient_bytes.unwrap_or(0)).max()? as f64,
         Verdict::Fragmentation => last.reserved_bytes as f64,
         Verdict::GrowingCache | Verdict::Steady | Verdict::CannotTell => return None,
     };
@@ -509,7 +517,7 @@ mod tests {
                 step: number as usize,
                 kept_bytes: GIB,
                 reserved_bytes: 2 * GIB,
-                transient_bytes: 512 * MIB,
+                transient_bytes: Some(512 * MIB),
                 ..StepUse::default()
             };
             change(number, &mut step);
@@ -530,11 +538,11 @@ mod tests {
         assert_eq!((leak.verdict, leak.recoverable_by), (Verdict::Leak, RecoverableBy::Unknown));
         assert_eq!((leak.bytes_per_step, leak.p_value), (100.0 * MIB as f64, 0.0));
         let stuck = finding(&ten_steps(|number, step| {
-            step.stuck_bytes += number * 100 * MIB;
+            step.stuck_bytes = Some(number * 100 * MIB);
             step.reserved_bytes += number * 100 * MIB;
         }));
         assert_eq!((stuck.verdict, stuck.recoverable_by), (Verdict::Fragmentation, RecoverableBy::None));
-        let moved = finding(&ten_steps(|number, step| step.stuck_bytes += number * 100 * MIB));
+        let moved = finding(&ten_steps(|number, step| step.stuck_bytes = Some(number * 100 * MIB)));
         assert_eq!(moved.verdict, Verdict::Steady, "free memory moves, and reserved memory does not grow");
         let cache = finding(&ten_steps(|number, step| step.reserved_bytes += number * 100 * MIB));
         assert_eq!((cache.verdict, cache.recoverable_by), (Verdict::GrowingCache, RecoverableBy::EmptyCache));
@@ -563,7 +571,7 @@ mod tests {
 
     #[test]
     fn uncollected_memory_is_not_attributed_to_gc() {
-        let collected = |number: u64, step: &mut StepUse| step.collected_bytes = (number % 4) * 64 * MIB;
+        let collected = |number: u64, step: &mut StepUse| step.collected_bytes = Some((number % 4) * 64 * MIB);
         let steady = finding(&ten_steps(collected));
         assert_eq!((steady.verdict, steady.recoverable_by), (Verdict::Steady, RecoverableBy::Gc));
         assert!(steady.saw_tooth);

@@ -114,7 +114,7 @@ impl ObservedSteps {
             |(replayed, recorded): (&u64, &u64)| *replayed > 0 && replayed.abs_diff(*recorded) > replayed / PARTS_ALIKE;
         if self.reserved_after_requests.iter().zip(&recorded).any(differs) {
             for (step, reserved) in self.steps.iter_mut().zip(recorded) {
-                (step.reserved_bytes, step.stuck_bytes, step.releasable_bytes) = (reserved, 0, 0);
+                (step.reserved_bytes, step.stuck_bytes, step.releasable_bytes) = (reserved, None, None);
             }
             self.reserved_from_recording = true;
         }
@@ -182,13 +182,14 @@ fn level(recording: &Recording, number: usize) -> StepUse {
         allocated_bytes: allocated,
         peak_allocated_bytes: allocated,
         reserved_bytes: reserved,
-        releasable_bytes: releasable,
-        stuck_bytes: free.saturating_sub(releasable),
+        releasable_bytes: Some(releasable),
+        stuck_bytes: Some(free.saturating_sub(releasable)),
         ..StepUse::default()
     }
 }
 
-/// Memory in one step.
+/// Memory in one step. What a snapshot does not show, or a replay that reserves something else than the recording, is
+/// unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct StepUse {
     /// Its number, from 0.
@@ -200,24 +201,24 @@ pub struct StepUse {
     /// The highest that `allocated` went.
     pub peak_allocated_bytes: u64,
     /// What the step needed above what it kept.
-    pub transient_bytes: u64,
+    pub transient_bytes: Option<u64>,
     /// `reserved` when the step ended.
     pub reserved_bytes: u64,
     /// Cached memory that no `empty_cache` gives back, because live blocks share its segments; when the step ended.
-    pub stuck_bytes: u64,
+    pub stuck_bytes: Option<u64>,
     /// Cached memory that `empty_cache` would give back; when the step ended.
-    pub releasable_bytes: u64,
+    pub releasable_bytes: Option<u64>,
     /// Blocks asked for.
-    pub born_blocks: u64,
+    pub born_blocks: Option<u64>,
     /// Blocks asked for and given back within the step.
-    pub passing_blocks: u64,
+    pub passing_blocks: Option<u64>,
     /// Their bytes, as asked for.
-    pub passing_bytes: u64,
+    pub passing_bytes: Option<u64>,
     /// Bytes of the blocks that were asked for in this step and are alive when the last step ends.
-    pub surviving_bytes: u64,
+    pub surviving_bytes: Option<u64>,
     /// Given back after they had outlived at least one whole step, together with blocks of another age: what a garbage
     /// collector does.
-    pub collected_bytes: u64,
+    pub collected_bytes: Option<u64>,
 }
 
 /// How much of a cache `empty_cache` would give back, and how much not.
@@ -303,7 +304,7 @@ impl<'a> StepRecorder<'a> {
     pub fn finish(mut self, strategy: &dyn Strategy) -> Vec<StepUse> {
         self.end_step(strategy);
         for (step, bytes) in self.done.iter_mut().zip(self.surviving) {
-            step.surviving_bytes = bytes;
+            step.surviving_bytes = Some(bytes);
         }
         self.done
     }
@@ -313,25 +314,36 @@ impl<'a> StepRecorder<'a> {
         self.end_step(strategy);
         let allocated = strategy.stats().current.allocated;
         let (kept_bytes, peak_allocated_bytes) = (allocated, allocated);
-        self.current = Some(StepUse { step, kept_bytes, peak_allocated_bytes, ..StepUse::default() });
+        let (born_blocks, passing_blocks, passing_bytes, surviving_bytes) = (Some(0), Some(0), Some(0), Some(0));
+        self.current = Some(StepUse {
+            step,
+            kept_bytes,
+            peak_allocated_bytes,
+            born_blocks,
+            passing_blocks,
+            passing_bytes,
+            surviving_bytes,
+            ..StepUse::default()
+        });
     }
 
     fn end_step(&mut self, strategy: &dyn Strategy) {
         let Some(mut step) = self.current.filter(|_| !self.ended) else { return };
         let usage = strategy.stats().current;
-        let before = self.done.last().map_or(CacheSplit::default(), |last| CacheSplit {
-            releasable: last.releasable_bytes,
-            stuck: last.stuck_bytes,
-        });
-        let looks = step.step % self.layout_every == 0;
-        let cached = if looks { strategy.layout().as_ref().map(CacheSplit::of).unwrap_or_default() } else { before };
+        let cached = if step.step % self.layout_every == 0 {
+            strategy.layout().as_ref().map(CacheSplit::of)
+        } else {
+            let last = self.done.last().and_then(|last| last.releasable_bytes.zip(last.stuck_bytes));
+            last.map(|(releasable, stuck)| CacheSplit { releasable, stuck })
+        };
         step.allocated_bytes = usage.allocated;
-        step.transient_bytes = step.peak_allocated_bytes - step.kept_bytes;
+        step.transient_bytes = Some(step.peak_allocated_bytes - step.kept_bytes);
         step.reserved_bytes = usage.reserved;
-        (step.releasable_bytes, step.stuck_bytes) = (cached.releasable, cached.stuck);
+        step.releasable_bytes = cached.map(|cached| cached.releasable);
+        step.stuck_bytes = cached.map(|cached| cached.stuck);
         step.collected_bytes = match self.aged.take() {
-            Some((earliest, latest, bytes)) if earliest != latest => bytes,
-            _ => 0,
+            Some((earliest, latest, bytes)) if earliest != latest => Some(bytes),
+            _ => Some(0),
         };
         self.done.push(step);
     }
@@ -355,7 +367,7 @@ impl Observer for StepRecorder<'_> {
 
     fn served(&mut self, now: &ReplayMoment<'_>, live: &LiveBlock, _: Outcome) {
         let Some(step) = self.current.as_mut().filter(|_| !self.ended) else { return };
-        step.born_blocks += 1;
+        *step.born_blocks.get_or_insert(0) += 1;
         self.surviving.resize(step.step + 1, 0);
         self.surviving[step.step] += live.block.size;
         self.reserved.resize(step.step + 1, 0);
@@ -370,8 +382,8 @@ impl Observer for StepRecorder<'_> {
         // What was there before the first step belongs to it.
         let born = self.steps.step_of(live.born).unwrap_or(0);
         if born == step.step {
-            step.passing_blocks += 1;
-            step.passing_bytes += live.request.bytes;
+            *step.passing_blocks.get_or_insert(0) += 1;
+            *step.passing_bytes.get_or_insert(0) += live.request.bytes;
         } else if born + 1 < step.step {
             let (earliest, latest, bytes) = self.aged.unwrap_or((born, born, 0));
             self.aged = Some((earliest.min(born), latest.max(born), bytes + live.block.size));
@@ -430,9 +442,12 @@ mod tests {
         let steps = ledger(builder);
         assert_eq!(steps.iter().map(|step| step.kept_bytes / MIB).collect::<Vec<_>>(), [0, 32, 64, 96, 0, 0]);
         assert_eq!(steps.iter().map(|step| step.allocated_bytes / MIB).collect::<Vec<_>>(), [32, 64, 96, 128, 0, 32]);
-        assert_eq!(steps[1].transient_bytes, 52 * MIB);
-        assert_eq!((steps[1].born_blocks, steps[1].passing_blocks, steps[1].passing_bytes), (2, 1, 20 * MIB));
-        let collected: Vec<u64> = steps.iter().map(|step| step.collected_bytes / MIB).collect();
+        assert_eq!(steps[1].transient_bytes, Some(52 * MIB));
+        assert_eq!(
+            (steps[1].born_blocks, steps[1].passing_blocks, steps[1].passing_bytes),
+            (Some(2), Some(1), Some(20 * MIB))
+        );
+        let collected: Vec<u64> = steps.iter().map(|step| step.collected_bytes.unwrap() / MIB).collect();
         assert_eq!(collected, [0, 0, 0, 0, 96, 0], "the blocks of steps 0, 1 and 2 go together");
     }
 
@@ -447,7 +462,7 @@ mod tests {
                 builder.free(queue.pop_front().unwrap());
             }
         }
-        assert!(ledger(builder).iter().all(|step| step.collected_bytes == 0), "a window of three batches");
+        assert!(ledger(builder).iter().all(|step| step.collected_bytes == Some(0)), "a window of three batches");
     }
 
     #[test]

@@ -59,7 +59,7 @@ pub fn advise(rows: &[TechniqueRow], memory_bytes: u64) -> Result<TechniqueAdvic
     let is_open = |row: &TechniqueRow| row.record.status != Status::Skipped && fit_of(row).is_none();
     let fitting = |row| fit_of(row).filter(|fit| fit.per_second.is_some()).map(|fit| AdvisedTechnique { row, fit });
     let fitting: Vec<AdvisedTechnique<'_>> = rows.iter().filter_map(fitting).collect();
-    let of_one_rank = |advised: &&AdvisedTechnique<'_>| advised.row.record.exchanged_bytes_per_step == 0;
+    let of_one_rank = |advised: &&AdvisedTechnique<'_>| advised.row.record.exchanged_bytes_per_step.unwrap_or(0) == 0;
     let mut usable: Vec<AdvisedTechnique<'_>> = fitting.iter().filter(of_one_rank).copied().collect();
     if usable.is_empty() {
         usable.clone_from(&fitting);
@@ -117,7 +117,7 @@ mod tests {
     }
 
     fn of_ranks(mut row: TechniqueRow) -> TechniqueRow {
-        row.record.exchanged_bytes_per_step = 1;
+        row.record.exchanged_bytes_per_step = Some(1);
         row
     }
 

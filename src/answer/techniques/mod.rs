@@ -134,7 +134,7 @@ fn row(
             record.per_second_gpu = question.simulated.device_name()?;
         }
         if let Some(fit) = fits.iter().find(|fit| Some(fit.memory_bytes) == question.confirm && fit.batch > 0) {
-            record.confirmed_memory_bytes = Some(fit.memory_bytes);
+            record.confirmed_card_bytes = Some(fit.memory_bytes);
             record.confirmed_batch = Some(fit.batch);
             record.confirmed_simulated_per_second = fit.per_second;
             record.confirmed_per_second = question.confirmed(&applied, fit, &record)?;
@@ -147,10 +147,10 @@ impl TechniqueRecord {
     fn compare_with(&mut self, base: &TechniqueRecord) {
         let reduction = |own: Option<u64>, base: Option<u64>| {
             let (own, base) = (own?, base.filter(|&bytes| bytes > 0)?);
-            Some(100.0 * (1.0 - own as f64 / base as f64))
+            Some(1.0 - own as f64 / base as f64)
         };
-        self.reduction_percent = reduction(self.peak_allocated_bytes, base.peak_allocated_bytes);
-        self.reserved_reduction_percent = reduction(self.peak_reserved_bytes, base.peak_reserved_bytes);
+        self.allocated_reduction_share = reduction(self.peak_allocated_bytes, base.peak_allocated_bytes);
+        self.reserved_reduction_share = reduction(self.peak_reserved_bytes, base.peak_reserved_bytes);
     }
 }
 
@@ -179,7 +179,7 @@ mod tests {
         let ids = ["base", "tf32", "amp", "ckpt"];
         let [base, tf32, amp, ckpt] = records(vec![model("tf32")], &ids).try_into().unwrap();
         assert_eq!(
-            (base.title.as_str(), ckpt.base.as_str()),
+            (base.title.as_str(), ckpt.base_settings.as_str()),
             ("Base: tf32, layers=4, batch=4", "tf32, layers=4, batch=4")
         );
         assert_eq!((tf32.status, tf32.reason.as_str()), (Status::Skipped, "the base has it already"));

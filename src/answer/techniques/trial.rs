@@ -49,7 +49,7 @@ impl TechniquesQuestion {
             model: model.name.clone(),
             technique: technique.id.to_owned(),
             title: if has_own_base { format!("Base: {base}") } else { technique.title.to_owned() },
-            base,
+            base_settings: base,
             device: self.device.to_string(),
             batch: technique.batch(model),
             published_memory: technique.published.map_or("", |said| said.memory).to_owned(),
@@ -76,18 +76,19 @@ impl TechniquesQuestion {
             note_memory(&mut record, &caching);
             let expandable = self.memory(&workload, EXPANDABLE, &self.device)?;
             let pool = self.memory(&workload, "async", &self.device)?;
-            record.expandable_peak_reserved_bytes = Some(expandable.peak_reserved_bytes);
+            record.expandable_peak_reserved_bytes = expandable.peak_reserved_bytes;
             record.expandable_peak_device_used_bytes = expandable.peak_device_used_bytes;
-            record.async_peak_reserved_bytes = Some(pool.peak_reserved_bytes);
+            record.async_peak_reserved_bytes = pool.peak_reserved_bytes;
             record.async_peak_device_used_bytes = pool.peak_device_used_bytes;
             times = self.times(&applied.recipe, &self.device, None)?;
             record.step_ns = times.median().map(|step| step.0);
         } else if caching.status == Status::Oom {
-            record.reason =
-                format!("does not fit: {} allocated when memory ran out", Bytes(caching.peak_allocated_bytes));
+            let allocated = Bytes(caching.peak_allocated_bytes.unwrap_or(0));
+            record.reason = format!("does not fit: {allocated} allocated when memory ran out");
         }
-        record.exchanged_bytes_per_step = exchanged_bytes_per_step(&workload)?;
-        record.modelled_exchange_ns = exchange_time(record.exchanged_bytes_per_step, self.link_bytes_per_second).0;
+        let exchanged = exchanged_bytes_per_step(&workload)?;
+        record.exchanged_bytes_per_step = Some(exchanged);
+        record.modelled_exchange_ns = Some(exchange_time(exchanged, self.link_bytes_per_second).0);
         Ok(TechniqueTrial { record, times, applied: Some(applied) })
     }
 
@@ -98,7 +99,7 @@ impl TechniquesQuestion {
         record: &TechniqueRecord,
     ) -> Result<Vec<CardFit>, TrialError> {
         let recipe = applied.recipe.clone().with("steps", STEPS_FOR_MEMORY);
-        let (strategy, exchange_ns) = (StrategySpec::from(CACHING), record.modelled_exchange_ns);
+        let (strategy, exchange_ns) = (StrategySpec::from(CACHING), record.modelled_exchange_ns.unwrap_or(0));
         let step = applied.batch_step;
         // The same guess for any list of cards: where memory does not grow evenly, the answer depends on it.
         let known = match record.peak_reserved_bytes {
@@ -142,14 +143,15 @@ impl TechniquesQuestion {
     ) -> Result<Option<f64>, TrialError> {
         let recipe = applied.recipe.clone().with("batch", &fit.batch.to_string());
         let step = self.times(&recipe, &self.device, Some(fit.memory_bytes))?.median();
-        Ok(step.map(|step| per_second_of(fit.batch, step, record.modelled_exchange_ns)))
+        Ok(step.map(|step| per_second_of(fit.batch, step, record.modelled_exchange_ns.unwrap_or(0))))
     }
 
     /// Batch and memory of another batch and of the measured one.
     fn two_batches(&self, recipe: &Recipe, step: u64, measured: (u64, u64)) -> Result<[(u64, u64); 2], TrialError> {
         let other = if measured.0 > step { step } else { 2 * step };
         let workload = recipe.clone().with("batch", &other.to_string()).workload().map_err(Box::new)?;
-        Ok([(other, self.memory(&workload, CACHING, &self.simulated)?.peak_reserved_bytes), measured])
+        let reserved = self.memory(&workload, CACHING, &self.simulated)?.peak_reserved_bytes;
+        Ok([(other, reserved.unwrap_or(0)), measured])
     }
 
     fn memory(&self, workload: &Workload, strategy: &str, on: &DeviceSpec) -> Result<CaseRecord, TrialError> {
@@ -177,8 +179,8 @@ fn per_second_of(batch: u64, Nanos(step): Nanos, exchange_ns: u64) -> f64 {
 }
 
 fn note_memory(record: &mut TechniqueRecord, caching: &CaseRecord) {
-    record.peak_allocated_bytes = Some(caching.peak_allocated_bytes);
-    record.peak_reserved_bytes = Some(caching.peak_reserved_bytes);
+    record.peak_allocated_bytes = caching.peak_allocated_bytes;
+    record.peak_reserved_bytes = caching.peak_reserved_bytes;
     record.peak_device_used_bytes = caching.peak_device_used_bytes;
     record.at_peak_parameter_bytes = caching.at_peak_parameter_bytes;
     record.at_peak_gradient_bytes = caching.at_peak_gradient_bytes;
@@ -186,7 +188,8 @@ fn note_memory(record: &mut TechniqueRecord, caching: &CaseRecord) {
     record.at_peak_activation_bytes = caching.at_peak_activation_bytes;
     record.at_peak_temporary_bytes = caching.at_peak_temporary_bytes;
     record.at_peak_workspace_bytes = caching.at_peak_workspace_bytes;
-    record.at_peak_other_bytes = caching.at_peak_input_bytes + caching.at_peak_unknown_bytes;
+    let others = caching.at_peak_input_bytes.zip(caching.at_peak_unknown_bytes);
+    record.at_peak_other_bytes = others.map(|(input, unknown)| input + unknown);
 }
 
 /// The batch that takes about `bytes`, on the line through two batches whose memory is known; `None` where it does not

@@ -23,7 +23,7 @@ pub fn case_threshold(case: &Case, question: &ThresholdQuestion<'_>, runner: &dy
     let label = CaseLabel { device: device.to_string(), limit: None, ..case.label.clone() };
     let mut detail = ThresholdDetail::new(&label, question.cap, answer);
     detail.record.case_id = case.label.case_id();
-    if let Some(bytes) = detail.record.threshold_bytes.filter(|_| is_real) {
+    if let Some(bytes) = detail.record.needed_bytes.filter(|_| is_real) {
         confirm(&mut detail.record, case, bytes, page_bytes, runner);
     }
     detail
@@ -32,7 +32,7 @@ pub fn case_threshold(case: &Case, question: &ThresholdQuestion<'_>, runner: &dy
 /// Runs `case` on its own device with a page more than the threshold, which must complete, and with a page less, which
 /// must not, and adds how they ended. The cap is the strategy's limit
 /// ([`LimitEnforcer::Allocator`](crate::replay::LimitEnforcer::Allocator)).
-fn confirm(record: &mut ThresholdRecord, case: &Case, threshold_bytes: u64, page_bytes: u64, runner: &dyn CaseRunner) {
+fn confirm(record: &mut ThresholdRecord, case: &Case, needed_bytes: u64, page_bytes: u64, runner: &dyn CaseRunner) {
     let mut misses = Vec::new();
     let mut run = |limit: u64, expected: Status| {
         let label = CaseLabel { limit: Some(limit), ..case.label.clone() };
@@ -45,8 +45,8 @@ fn confirm(record: &mut ThresholdRecord, case: &Case, threshold_bytes: u64, page
         record.status
     };
     record.real_device = Some(case.device.to_string());
-    record.real_above = Some(run(threshold_bytes.saturating_add(page_bytes), Status::Completed));
-    record.real_below = threshold_bytes.checked_sub(page_bytes).map(|below| run(below, Status::Oom));
+    record.real_above = Some(run(needed_bytes.saturating_add(page_bytes), Status::Completed));
+    record.real_below = needed_bytes.checked_sub(page_bytes).map(|below| run(below, Status::Oom));
     record.confirmed = Some(misses.is_empty());
     if !misses.is_empty() {
         record.reason = on_one_line(&misses.join("; "));
@@ -130,7 +130,7 @@ mod confirm_tests {
         let strategy = StrategySpec::from("caching");
         let found = threshold(&ThresholdQuestion::new(&trace, &strategy, &case.device)).unwrap();
         case.source = Arc::new(trace);
-        let bytes = found.threshold_bytes.unwrap();
+        let bytes = found.needed_bytes.unwrap();
         let confirmation = confirmed(&case, bytes, &InProcess::default());
         assert_eq!(confirmation.confirmed, Some(true), "{confirmation:?}");
         let off = confirmed(&case, bytes + 8 * MIB, &InProcess::default());

@@ -142,9 +142,9 @@ pub fn largest(question: &LargestQuestion<'_>) -> Result<LargestRecord, Threshol
         strategy: question.strategy.to_string(),
         device: question.device.to_string(),
         repeat: question.repeat,
-        cap: question.cap,
+        limit_enforcer: question.cap,
         parameter: question.parameter.to_owned(),
-        memory_bytes: question.memory_bytes,
+        card_bytes: question.memory_bytes,
         overhead_bytes,
         limit_bytes,
         ..LargestRecord::default()

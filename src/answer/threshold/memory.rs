@@ -65,7 +65,7 @@ impl<'a> ThresholdQuestion<'a> {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Threshold {
     /// From this cap on every cap tried suffices; `None` where the whole device does not.
-    pub threshold_bytes: Option<u64>,
+    pub needed_bytes: Option<u64>,
     /// What the context and the libraries take beside it.
     pub overhead_bytes: u64,
     /// The most bytes that are alive at one time: no allocator needs less.
@@ -94,20 +94,20 @@ impl Threshold {
     /// The size of the smallest card: context and libraries counted.
     #[must_use]
     pub fn device_bytes(&self) -> Option<u64> {
-        self.threshold_bytes.map(|bytes| bytes.saturating_add(self.overhead_bytes))
+        self.needed_bytes.map(|bytes| bytes.saturating_add(self.overhead_bytes))
     }
 
     /// The try with one page less than the threshold.
     #[must_use]
     pub fn right_below(&self) -> Option<&Probe> {
-        let below = self.threshold_bytes?.checked_sub(self.page_bytes)?;
+        let below = self.needed_bytes?.checked_sub(self.page_bytes)?;
         self.probes.iter().find(|probe| probe.limit_bytes == below)
     }
 
     /// The try at the threshold itself.
     #[must_use]
     pub fn at_threshold(&self) -> Option<&Probe> {
-        self.probes.iter().find(|probe| Some(probe.limit_bytes) == self.threshold_bytes)
+        self.probes.iter().find(|probe| Some(probe.limit_bytes) == self.needed_bytes)
     }
 }
 
@@ -122,7 +122,7 @@ impl Threshold {
 /// let (trace, strategy) = (builder.finish("one block"), StrategySpec::from("caching"));
 /// let device: DeviceSpec = "sim".parse()?;
 /// let found = threshold(&ThresholdQuestion::new(&trace, &strategy, &device))?;
-/// assert_eq!(found.threshold_bytes, Some(30 << 20));
+/// assert_eq!(found.needed_bytes, Some(30 << 20));
 /// assert!(found.stability().stable);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -141,7 +141,7 @@ pub fn threshold(question: &ThresholdQuestion<'_>) -> Result<Threshold, Threshol
     let uncapped = trials.run(None, &mut held)?;
     let page_bytes = question.device.open()?.props().page_bytes;
     let mut answer = Threshold {
-        threshold_bytes: None,
+        needed_bytes: None,
         overhead_bytes: overhead(question.device)?,
         live_peak_bytes: live_peak(question.trace),
         uncapped_held_bytes: held.bytes,
@@ -174,7 +174,7 @@ pub fn threshold(question: &ThresholdQuestion<'_>) -> Result<Threshold, Threshol
         let fits = if search.fits(used)? { used } else { search.climb(used)? };
         search.settle(fails, fits, question.around)?
     };
-    answer.threshold_bytes = Some(found.saturating_mul(page_bytes));
+    answer.needed_bytes = Some(found.saturating_mul(page_bytes));
     answer.probes = search.tried.into_values().collect();
     if found > 0 {
         question.progress.begin_stage(&format!("{}: what fails below", question.strategy), parts);
@@ -357,7 +357,7 @@ mod memory_tests {
         for strategy in ["direct", "async", "caching", "caching:expandable_segments:True", "address:caching"] {
             for cap in [LimitEnforcer::Allocator, LimitEnforcer::Device] {
                 let found = find(&trace, strategy, |question| question.cap = cap);
-                let bytes = found.threshold_bytes.unwrap();
+                let bytes = found.needed_bytes.unwrap();
                 assert!(bytes >= found.live_peak_bytes && bytes.is_multiple_of(2 * MIB), "{strategy}: {bytes}");
                 assert!(completes(&trace, strategy, cap, bytes), "{strategy}");
                 assert!(!completes(&trace, strategy, cap, bytes - 2 * MIB), "{strategy}");
@@ -371,7 +371,7 @@ mod memory_tests {
     #[test]
     fn a_strategy_without_memory_needs_none() {
         let found = find(&checkerboard(), "null", |_| ());
-        assert_eq!((found.threshold_bytes, found.failure.is_none()), (Some(0), true));
+        assert_eq!((found.needed_bytes, found.failure.is_none()), (Some(0), true));
         assert!(found.device_bytes().unwrap() > 500 * MIB, "a context and its libraries are there all the same");
     }
 
@@ -380,14 +380,14 @@ mod memory_tests {
         let device = "sim:600MiB".parse().unwrap();
         let (trace, strategy) = (checkerboard(), StrategySpec::from("caching"));
         let found = threshold(&ThresholdQuestion::new(&trace, &strategy, &device)).unwrap();
-        assert_eq!((found.threshold_bytes, found.probes.len()), (None, 0));
+        assert_eq!((found.needed_bytes, found.probes.len()), (None, 0));
         assert!(found.failure.unwrap().requested_bytes > 0);
     }
 
     #[test]
     fn an_empty_story_needs_nothing() {
         let found = find(&TraceBuilder::new().finish("nothing"), "caching", |_| ());
-        assert_eq!(found.threshold_bytes, Some(0));
+        assert_eq!(found.needed_bytes, Some(0));
     }
 
     #[test]

@@ -7,9 +7,9 @@
 //!
 //! # What is counted
 //!
-//! A cap is on the physical bytes that the *strategy* holds, in whole pages: `threshold_bytes`. A card must hold the
+//! A cap is on the physical bytes that the *strategy* holds, in whole pages: `needed_bytes`. A card must hold the
 //! driver's context and the libraries that a program loads as well (`overhead_bytes`, those of the simulated GPU's
-//! profile): `device_bytes` is the sum, the size of the smallest card. Workspaces of libraries are blocks like any other
+//! profile): `needed_card_bytes` is the sum, the size of the smallest card. Workspaces of libraries are blocks like any other
 //! where a source has them. [`LimitEnforcer`] says who refuses requests beyond it.
 
 mod case;
@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     base::{Bytes, Progress, did_you_mean},
     device::{CallKind, CallLedger, DeviceSpecError},
-    measure::{CaseLabel, Obstacle, OomReport, SCHEMA, Status, lost_share, on_one_line, ooms::OomRecorder},
+    measure::{CaseLabel, Obstacle, OomReport, SCHEMA, Status, digits, lost_share, on_one_line, ooms::OomRecorder},
     models::WorkloadError,
     replay::{
         FailedRequest, LimitEnforcer, LiveBlock, Observer, OomCause, Replay, ReplayError, ReplayMoment, ReplayOutcome,
@@ -94,7 +94,7 @@ pub struct Probe {
     pub retries: u64,
     /// Time inside driver calls, launches left out: what the strategy costs.
     #[serde(default)]
-    pub driver_ns: u64,
+    pub driver_without_launches_ns: u64,
 }
 
 /// Tries one replay under different limits.
@@ -122,7 +122,7 @@ impl LimitTrials<'_> {
             failed_event: failure.map(|(_, event)| event),
             peak_reserved_bytes: run.stats.peak.reserved,
             retries: run.stats.retries,
-            driver_ns: driver_ns(&run.calls),
+            driver_without_launches_ns: driver_ns(&run.calls),
         })
     }
 
@@ -238,26 +238,31 @@ pub struct ThresholdRecord {
     /// Rounds back to back.
     pub repeat: u32,
     /// Who refuses requests beyond the limit.
-    pub cap: LimitEnforcer,
+    #[serde(alias = "cap")]
+    pub limit_enforcer: LimitEnforcer,
     /// How the search ended.
     pub status: ThresholdStatus,
     /// Why, where that is not plain.
     pub reason: String,
 
     /// The smallest cap on what the strategy holds from which on every cap tried suffices.
-    pub threshold_bytes: Option<u64>,
+    #[serde(alias = "threshold_bytes")]
+    pub needed_bytes: Option<u64>,
     /// What the context and the libraries take beside it.
     pub overhead_bytes: Option<u64>,
     /// Both together: the smallest card.
-    pub device_bytes: Option<u64>,
+    #[serde(alias = "device_bytes")]
+    pub needed_card_bytes: Option<u64>,
     /// Most bytes alive at one time: no allocator needs less.
     pub live_peak_bytes: Option<u64>,
     /// What the strategy holds where nothing limits it.
     pub uncapped_held_bytes: Option<u64>,
     /// 1 - live peak / threshold: the share of the memory that the strategy cannot use.
+    #[serde(serialize_with = "digits::optional")]
     pub lost_share: Option<f64>,
     /// How often cached memory was given back to make room at the threshold.
-    pub retries: Option<u64>,
+    #[serde(alias = "retries")]
+    pub retries_at_needed: Option<u64>,
 
     /// Whether everything that was tried agrees.
     pub stable: Option<bool>,
@@ -301,18 +306,18 @@ pub struct ThresholdRecord {
 
 impl ThresholdRecord {
     fn note(&mut self, found: &Threshold) {
-        self.status = if found.threshold_bytes.is_some() { ThresholdStatus::Found } else { ThresholdStatus::NeverFits };
-        if found.threshold_bytes.is_none() {
+        self.status = if found.needed_bytes.is_some() { ThresholdStatus::Found } else { ThresholdStatus::NeverFits };
+        if found.needed_bytes.is_none() {
             self.reason = "memory runs out even with the whole device; --card SIZE is a larger one".to_owned();
         }
-        self.threshold_bytes = found.threshold_bytes;
+        self.needed_bytes = found.needed_bytes;
         self.overhead_bytes = Some(found.overhead_bytes);
-        self.device_bytes = found.device_bytes();
+        self.needed_card_bytes = found.device_bytes();
         self.live_peak_bytes = Some(found.live_peak_bytes);
         self.uncapped_held_bytes = Some(found.uncapped_held_bytes);
-        self.lost_share = found.threshold_bytes.and_then(|bytes| lost_share(found.live_peak_bytes.min(bytes), bytes));
-        self.retries = found.at_threshold().map(|probe| probe.retries);
-        if found.threshold_bytes.is_some() {
+        self.lost_share = found.needed_bytes.and_then(|bytes| lost_share(found.live_peak_bytes.min(bytes), bytes));
+        self.retries_at_needed = found.at_threshold().map(|probe| probe.retries);
+        if found.needed_bytes.is_some() {
             let stability = found.stability();
             self.stable = Some(stability.stable);
             self.lowest_fit_bytes = stability.lowest_fit;
@@ -359,7 +364,7 @@ impl ThresholdDetail {
             device: label.device.clone(),
             seed: label.seed,
             repeat: label.repeat,
-            cap,
+            limit_enforcer: cap,
             ..ThresholdRecord::default()
         };
         match answer {
@@ -390,11 +395,11 @@ pub struct LargestRecord {
     /// Rounds back to back.
     pub repeat: u32,
     /// Who refuses requests beyond the limit.
-    pub cap: LimitEnforcer,
+    pub limit_enforcer: LimitEnforcer,
     /// Which parameter.
     pub parameter: String,
     /// The memory of the whole card.
-    pub memory_bytes: u64,
+    pub card_bytes: u64,
     /// What the context and the libraries take of it.
     pub overhead_bytes: u64,
     /// What is left for the strategy: whole pages, or the limit of the process.

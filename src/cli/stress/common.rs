@@ -132,7 +132,7 @@ impl StressOptions {
     /// Like `conclude`, for a kind that has printed its own table: prints only the failures.
     pub fn report_failures(&self, verdicts: &[StressVerdict], stop: &AtomicBool) -> CommandResult {
         for failure in verdicts.iter().flat_map(|verdict| &verdict.failures) {
-            output::complain(&format!("failed: {failure}\n  again: {}", save_failure(failure, self)?.repeat));
+            output::complain(&format!("failed: {failure}\n  again: {}", save_failure(failure, self)?.command));
         }
         Ok(exit_code_of(verdicts, stop))
     }
@@ -203,11 +203,11 @@ pub fn exit_code(failed: bool, stop: &AtomicBool) -> u8 {
 /// Saves the failure's trace and returns the command that reproduces it.
 pub fn save_failure(failure: &StressFailure, options: &StressOptions) -> Result<FailureEvidence, TraceError> {
     let Some(found) = &failure.trace else {
-        return Ok(FailureEvidence { repeat: command(failure, options, None), ..FailureEvidence::default() });
+        return Ok(FailureEvidence { command: command(failure, options, None), ..FailureEvidence::default() });
     };
     let path = save_trace(found, &options.save, failure.found_by, &failure.strategy)?;
-    let repeat = command(failure, options, Some(&path));
-    Ok(FailureEvidence { trace: path.display().to_string(), trace_events: found.events.len() as u64, repeat })
+    let command = command(failure, options, Some(&path));
+    Ok(FailureEvidence { trace: path.display().to_string(), trace_events: found.events.len() as u64, command })
 }
 
 /// Writes a trace to the folder, named after the kind of stress and the strategy, without
@@ -316,7 +316,7 @@ mod tests {
         assert_eq!((evidence.trace.as_str(), evidence.trace_events), (&*file.to_string_lossy(), 1));
         assert_eq!(Trace::read(&*trace::open(&file, &NoProgress).unwrap()).unwrap().events.len(), 1);
         assert_eq!(
-            evidence.repeat,
+            evidence.command,
             format!(
                 "oomph stress properties --trace '{}' --strategy 'caching:roundup_power2_divisions:[256:1,>:4]' \
                  --limit 1024MiB --fail cuMemAlloc:2",

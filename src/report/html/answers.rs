@@ -27,18 +27,18 @@ pub(super) fn thresholds(context: &PageContext<'_>) -> Option<PageSection> {
     // Bars are scaled to the largest of the workload.
     let whole = |row: &ThresholdRecord| {
         let of_workload = rows.iter().filter(|other| other.workload == row.workload);
-        of_workload.filter_map(|row| row.threshold_bytes).max().unwrap_or(0)
+        of_workload.filter_map(|row| row.needed_bytes).max().unwrap_or(0)
     };
     let bar = |row: &ThresholdRecord| {
-        Cell::html(threshold_bar(row, whole(row)), row.threshold_bytes.unwrap_or(0)).with_class("wide")
+        Cell::html(threshold_bar(row, whole(row)), row.needed_bytes.unwrap_or(0)).with_class("wide")
     };
     let stable = |row: &ThresholdRecord| row.stable.map_or("", |stable| if stable { "yes" } else { "no" });
     let table = HtmlTable::of(&rows)
         .words("workload", "workload", |row| Cell::name(&row.workload))
         .words("strategy", "strategy", |row| context.strategy(&row.strategy))
         .words("memory needed, live part in grey", "bar", |row| bar(row))
-        .numbers("memory needed", "threshold_bytes", |row| Cell::bytes(row.threshold_bytes))
-        .numbers("smallest device", "device_bytes", |row| Cell::bytes(row.device_bytes))
+        .numbers("memory needed", "needed_bytes", |row| Cell::bytes(row.needed_bytes))
+        .numbers("smallest device", "needed_card_bytes", |row| Cell::bytes(row.needed_card_bytes))
         .numbers("live", "live_peak_bytes", |row| Cell::bytes(row.live_peak_bytes))
         .numbers("lost", "lost_share", |row| Cell::share(row.lost_share))
         .words("stable", "stable", |row| Cell::text(stable(row)))
@@ -53,7 +53,7 @@ pub(super) fn thresholds(context: &PageContext<'_>) -> Option<PageSection> {
 
 fn threshold_finding(rows: &[&ThresholdRecord]) -> String {
     let best = rows.chunk_by(|a, b| a.workload == b.workload).filter_map(|of_workload| {
-        of_workload.iter().filter(|row| row.threshold_bytes.is_some()).min_by_key(|row| row.threshold_bytes)
+        of_workload.iter().filter(|row| row.needed_bytes.is_some()).min_by_key(|row| row.needed_bytes)
     });
     let wins = tally(best.map(|row| row.strategy.as_str()));
     let workloads: usize = wins.iter().map(|(_, count)| count).sum();
@@ -64,7 +64,7 @@ fn threshold_finding(rows: &[&ThresholdRecord]) -> String {
 }
 
 fn threshold_bar(row: &ThresholdRecord, whole: u64) -> String {
-    let Some(needed) = row.threshold_bytes else { return String::new() };
+    let Some(needed) = row.needed_bytes else { return String::new() };
     let live = row.live_peak_bytes.unwrap_or(0).min(needed);
     let parts = [
         BarPart { class: "live", bytes: live, meaning: "live" },
@@ -84,18 +84,15 @@ pub(super) fn techniques(context: &PageContext<'_>) -> Option<PageSection> {
         Cell::html(html, &row.technique).with_class("prose")
     };
     let range = |row: &TechniqueRecord| {
-        let bar = range_bar(published_range(&row.published_memory), row.reduction_percent);
-        Cell::html(bar, row.reduction_percent.unwrap_or(-100.0)).with_class("wide")
-    };
-    let saved = |row: &TechniqueRecord| {
-        row.reduction_percent.map_or_else(Cell::empty, |saved| Cell::number(format!("{saved:.1} %"), saved))
+        let bar = range_bar(published_range(&row.published_memory), saved_percent(row));
+        Cell::html(bar, row.allocated_reduction_share.unwrap_or(-1.0)).with_class("wide")
     };
     let table = HtmlTable::of(&rows)
         .words("model", "model", |row| Cell::name(&row.model))
         .words("technique", "technique", |row| title(row))
         .words("numerics", "numerics", |row| Cell::text(numerics(row)))
         .words("saved: published range, measured dot", "range", |row| range(row))
-        .numbers("saved", "reduction_percent", |row| saved(row))
+        .numbers("saved", "allocated_reduction_share", |row| Cell::percent(row.allocated_reduction_share))
         .words("published", "published_memory", |row| Cell::text(&row.published_memory))
         .numbers("peak allocated", "peak_allocated_bytes", |row| Cell::bytes(row.peak_allocated_bytes))
         .numbers("peak reserved", "peak_reserved_bytes", |row| Cell::bytes(row.peak_reserved_bytes))
@@ -113,8 +110,12 @@ pub(super) fn techniques(context: &PageContext<'_>) -> Option<PageSection> {
     Some(PageSection { id: "techniques", subject: "Techniques", finding: technique_finding(&rows), body })
 }
 
+fn saved_percent(row: &TechniqueRecord) -> Option<f64> {
+    row.allocated_reduction_share.map(|share| share * 100.0)
+}
+
 fn technique_finding(rows: &[&TechniqueRecord]) -> String {
-    let best = rows.iter().filter_map(|row| Some((row.reduction_percent?, row))).max_by(|a, b| a.0.total_cmp(&b.0));
+    let best = rows.iter().filter_map(|row| Some((saved_percent(row)?, row))).max_by(|a, b| a.0.total_cmp(&b.0));
     let lead = best.map_or_else(String::new, |(saved, row)| {
         format!("{} saves {saved:.0} % on {}{}", escape(&row.title), escape(&row.model), changed_numerics(row))
     });
@@ -122,7 +123,7 @@ fn technique_finding(rows: &[&TechniqueRecord]) -> String {
         .iter()
         .filter_map(|row| {
             let (low, high) = published_range(&row.published_memory)?;
-            Some((low..=high).contains(&row.reduction_percent?))
+            Some((low..=high).contains(&saved_percent(row)?))
         })
         .collect();
     let inside = judged.iter().filter(|inside| **inside).count();

@@ -259,7 +259,7 @@ pub(super) fn kib(bytes: u64) -> u64 {
 
 /// The bound of a case in KiB.
 pub(super) fn bound(record: &CaseRecord) -> Option<u64> {
-    record.bound_rounded_bytes.map(kib)
+    record.live_peak_rounded_bytes.map(kib)
 }
 
 #[cfg(test)]

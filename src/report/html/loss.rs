@@ -29,9 +29,9 @@ pub(super) fn section(context: &PageContext<'_>) -> Option<PageSection> {
 /// The four parts of a bar: the steps from one peak to the next, at least zero. The last is zero if
 /// the device memory use is unknown.
 fn parts(record: &CaseRecord) -> [BarPart; 4] {
-    let live = record.bound_requested_bytes.unwrap_or(0);
-    let allocated = record.peak_allocated_bytes.max(live);
-    let reserved = record.peak_reserved_bytes.max(allocated);
+    let live = record.live_peak_bytes.unwrap_or(0);
+    let allocated = record.peak_allocated_bytes.unwrap_or(0).max(live);
+    let reserved = record.peak_reserved_bytes.unwrap_or(0).max(allocated);
     let used = record.peak_device_used_bytes.unwrap_or(0).max(reserved);
     [
         BarPart { class: "live", bytes: live, meaning: "live" },
@@ -42,7 +42,7 @@ fn parts(record: &CaseRecord) -> [BarPart; 4] {
 }
 
 fn waterfall(context: &PageContext<'_>) -> Option<String> {
-    let is_shown = |record: &CaseRecord| is_contender(record) && record.bound_requested_bytes.is_some();
+    let is_shown = |record: &CaseRecord| is_contender(record) && record.live_peak_bytes.is_some();
     let rows: Vec<CaseRow<'_>> = context.rows().filter(|row| is_shown(row.record)).collect();
     if rows.is_empty() {
         return None;
@@ -56,14 +56,14 @@ fn waterfall(context: &PageContext<'_>) -> Option<String> {
         Cell::html(bar, used.map_or_else(String::new, |bytes| bytes.to_string())).with_class("wide")
     };
     let over = |record: &CaseRecord| {
-        let live = record.bound_requested_bytes.unwrap_or(0).max(1);
-        let over = record.peak_reserved_bytes as f64 / live as f64 - 1.0;
+        let live = record.live_peak_bytes.unwrap_or(0).max(1);
+        let over = record.peak_reserved_bytes.unwrap_or(0) as f64 / live as f64 - 1.0;
         Cell::number(format!("{:+.1} %", over * 100.0), over)
     };
     let table = context
         .case_table(&rows)
         .words("live &rarr; rounding &rarr; cache &rarr; pages", "waterfall", bar)
-        .numbers("live", "bound_requested_bytes", |row| Cell::bytes(row.record.bound_requested_bytes));
+        .numbers("live", "live_peak_bytes", |row| Cell::bytes(row.record.live_peak_bytes));
     let table = match rows.iter().any(|row| row.record.packed_bytes.is_some()) {
         true => table.numbers("packed", "packed_bytes", |row| Cell::bytes(row.record.packed_bytes)),
         false => table,
@@ -80,13 +80,13 @@ fn fragmentation(context: &PageContext<'_>) -> String {
     let rows: Vec<CaseRow<'_>> = context.rows().filter(|row| row.record.clock.is_some()).collect();
     let table = context
         .case_table(&rows)
-        .numbers("internal", "internal_fragmentation", |row| Cell::share(row.record.internal_fragmentation))
-        .numbers("external", "external_fragmentation", |row| Cell::share(row.record.external_fragmentation))
-        .numbers("idle at allocated peak", "idle_share_at_allocated_peak", |row| {
-            Cell::share(row.record.idle_share_at_allocated_peak)
+        .numbers("internal", "internal_fragmentation_share", |row| Cell::share(row.record.internal_fragmentation_share))
+        .numbers("external", "external_fragmentation_share", |row| Cell::share(row.record.external_fragmentation_share))
+        .numbers("idle at allocated peak", "idle_at_allocated_peak_share", |row| {
+            Cell::share(row.record.idle_at_allocated_peak_share)
         })
-        .numbers("idle at reserved peak", "idle_share_at_reserved_peak", |row| {
-            Cell::share(row.record.idle_share_at_reserved_peak)
+        .numbers("idle at reserved peak", "idle_at_reserved_peak_share", |row| {
+            Cell::share(row.record.idle_at_reserved_peak_share)
         })
         .numbers("most segments", "peak_segments", |row| Cell::count(row.record.peak_segments));
     table.html("Fragmentation", CaseRow::id)
@@ -94,8 +94,7 @@ fn fragmentation(context: &PageContext<'_>) -> String {
 
 /// The case that lost most, and to what.
 fn finding(context: &PageContext<'_>) -> String {
-    let contenders =
-        context.rows().filter(|row| is_contender(row.record) && row.record.bound_requested_bytes.is_some());
+    let contenders = context.rows().filter(|row| is_contender(row.record) && row.record.live_peak_bytes.is_some());
     let losses = contenders.map(|row| {
         let [_, rounding, cached, _] = parts(row.record);
         match cached.bytes >= rounding.bytes {
@@ -125,10 +124,10 @@ mod tests {
         let record = CaseRecord {
             status: Status::Completed,
             clock: Some(DeviceClock::Virtual),
-            driver_alloc_calls: 1,
-            bound_requested_bytes: Some(1 << 20),
-            peak_allocated_bytes: 1 << 20,
-            peak_reserved_bytes: 2 << 20,
+            driver_alloc_calls: Some(1),
+            live_peak_bytes: Some(1 << 20),
+            peak_allocated_bytes: Some(1 << 20),
+            peak_reserved_bytes: Some(2 << 20),
             ..CaseRecord::default()
         };
         let runs = [PageRun { records: vec![record], ..PageRun::default() }];
@@ -141,14 +140,14 @@ mod tests {
     #[test]
     fn parts_of_a_bar_add_up() {
         let record = CaseRecord {
-            bound_requested_bytes: Some(70),
-            peak_allocated_bytes: 80,
-            peak_reserved_bytes: 100,
+            live_peak_bytes: Some(70),
+            peak_allocated_bytes: Some(80),
+            peak_reserved_bytes: Some(100),
             peak_device_used_bytes: Some(130),
             ..CaseRecord::default()
         };
         assert_eq!(parts(&record).map(|part| part.bytes), [70, 10, 20, 30]);
-        let pages_only = CaseRecord { peak_reserved_bytes: 75, ..record };
+        let pages_only = CaseRecord { peak_reserved_bytes: Some(75), ..record };
         assert_eq!(parts(&pages_only).map(|part| part.bytes), [70, 10, 0, 50], "reserved below allocated: stitched");
     }
 }

@@ -123,7 +123,7 @@ fn as_table(context: &PageContext<'_>, group: &CaseGroup<'_>, title: &str) -> St
     let rows: Vec<&CaseRecord> = group.records.iter().copied().filter(|record| record.clock.is_some()).collect();
     let table = HtmlTable::of(&rows)
         .words("strategy", "strategy", |record| context.strategy(&record.strategy))
-        .numbers("peak live", "bound_requested_bytes", |record| Cell::bytes(record.bound_requested_bytes))
+        .numbers("peak live", "live_peak_bytes", |record| Cell::bytes(record.live_peak_bytes))
         .numbers("peak allocated", "peak_allocated_bytes", |record| Cell::bytes(record.peak_allocated_bytes))
         .numbers("at event", "peak_allocated_event", |record| Cell::count(record.peak_allocated_event))
         .numbers("peak reserved", "peak_reserved_bytes", |record| Cell::bytes(record.peak_reserved_bytes))
@@ -166,7 +166,9 @@ fn results(context: &PageContext<'_>, sparks: &[(String, Vec<u64>)]) -> String {
             measured(row, Cell::bytes(row.record.peak_reserved_bytes))
         })
         .numbers("device used", "peak_device_used_bytes", used)
-        .numbers("fragmen&shy;tation", "peak_gap_share", |row| measured(row, Cell::percent(row.record.peak_gap_share)))
+        .numbers("fragmen&shy;tation", "fragmentation_share", |row| {
+            measured(row, Cell::percent(row.record.fragmentation_share))
+        })
         .numbers("driver calls", "driver_calls", |row| measured(row, Cell::count(row.record.driver_calls)))
         .numbers("driver time", "driver_ns", |row| measured(row, Cell::nanos(row.record.driver_ns)));
     let table = if sparks.is_empty() { table } else { table.words("over time", "timeline", line) };

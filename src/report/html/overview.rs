@@ -94,7 +94,7 @@ fn least_memory(context: &PageContext<'_>) -> Option<Card> {
         .groups
         .iter()
         .filter(|group| least(group).is_some_and(|record| record.strategy == *first))
-        .filter_map(|group| Some((least(group)?.driver_ns, fastest(group)?.driver_ns)))
+        .filter_map(|group| Some((least(group)?.driver_ns?, fastest(group)?.driver_ns?)))
         .collect();
     let (own, best) = times.iter().fold((0, 0), |sum, time| (sum.0 + time.0, sum.1 + time.1));
     let ratio = own as f64 / best.max(1) as f64;
@@ -105,16 +105,18 @@ fn least_memory(context: &PageContext<'_>) -> Option<Card> {
 }
 
 fn lost(context: &PageContext<'_>) -> Option<Card> {
-    let unused = |record: &CaseRecord| record.peak_reserved_bytes.saturating_sub(record.peak_allocated_bytes);
+    let peaks = |record: &CaseRecord| record.peak_reserved_bytes.zip(record.peak_allocated_bytes);
+    let unused = |record: &CaseRecord| peaks(record).map_or(0, |(reserved, used)| reserved.saturating_sub(used));
     let worst = context.rows().max_by_key(|row| unused(row.record)).filter(|row| unused(row.record) > 0)?;
     let (worst, title) = (worst.record, worst.title);
-    let share = worst.peak_gap_share.unwrap_or(0.0) * 100.0;
+    let (reserved, allocated) = peaks(worst)?;
+    let share = worst.fragmentation_share.unwrap_or(0.0) * 100.0;
     let answer = format!(
         "<p>Most by {} on {}: {} reserved for {} allocated.</p><p>{} ({share:.0} %) were idle in its cache.</p>",
         code(&worst.strategy),
         escape(&title),
-        Bytes(worst.peak_reserved_bytes),
-        Bytes(worst.peak_allocated_bytes),
+        Bytes(reserved),
+        Bytes(allocated),
         Bytes(unused(worst)),
     );
     Some(("Where was memory lost?", answer))
@@ -147,13 +149,13 @@ fn fast(context: &PageContext<'_>) -> Option<Card> {
 
 fn thresholds(context: &PageContext<'_>) -> Option<Card> {
     let rows = context.runs.all(|run| &run.thresholds);
-    let found = rows.iter().filter_map(|row| Some((row.threshold_bytes?, row)));
+    let found = rows.iter().filter_map(|row| Some((row.needed_bytes?, row)));
     let lost = |row: &ThresholdRecord| row.lost_share.unwrap_or(1.0);
     let (_, row) = found.min_by(|a, b| lost(a.1).total_cmp(&lost(b.1)))?;
     let answer = format!(
         "<p>{} comes closest to the live bytes: {} on {} with {} live.</p>",
         code(&row.strategy),
-        Bytes(row.threshold_bytes.unwrap_or(0)),
+        Bytes(row.needed_bytes.unwrap_or(0)),
         escape(&row.workload),
         Bytes(row.live_peak_bytes.unwrap_or(0)),
     );
@@ -162,8 +164,9 @@ fn thresholds(context: &PageContext<'_>) -> Option<Card> {
 
 fn techniques(context: &PageContext<'_>) -> Option<Card> {
     let rows = context.runs.all(|run| &run.techniques);
-    let saved = rows.iter().filter_map(|row| Some((row.reduction_percent?, row)));
-    let (percent, row) = saved.max_by(|a, b| a.0.total_cmp(&b.0))?;
+    let saved = rows.iter().filter_map(|row| Some((row.allocated_reduction_share?, row)));
+    let (share, row) = saved.max_by(|a, b| a.0.total_cmp(&b.0))?;
+    let percent = share * 100.0;
     let time = row.step_ratio.map_or_else(String::new, |ratio| format!(" and a step takes {ratio:.2} times as long"));
     let answer = format!(
         "<p>{} saves the most: {percent:.0} % on {}{time}{}.</p>",
@@ -202,7 +205,8 @@ fn winners(context: &PageContext<'_>) -> String {
     };
     let quickest = |group: &CaseGroup<'_>| {
         fastest(group).map_or_else(Cell::empty, |record| {
-            let html = format!("{} <small>{}</small>", context.marked(&record.strategy), Nanos(record.driver_ns));
+            let html =
+                format!("{} <small>{}</small>", context.marked(&record.strategy), Nanos(record.driver_ns.unwrap_or(0)));
             Cell::html(html, &record.strategy).with_class("strategy")
         })
     };
@@ -214,12 +218,12 @@ fn winners(context: &PageContext<'_>) -> String {
             some => Cell::html(format!("<span class=\"oom\">{}</span>", some.join("<br>")), some.len()),
         }
     };
-    let bound = |group: &CaseGroup<'_>| group.records.iter().find_map(|record| record.bound_requested_bytes);
+    let bound = |group: &CaseGroup<'_>| group.records.iter().find_map(|record| record.live_peak_bytes);
     let no_comparison = || named(None);
     let rows: Vec<(&CaseGroup<'_>, &str)> = context.titled().collect();
     let table = HtmlTable::of(&rows)
         .words("workload", "workload", |(_, title)| Cell::name(title))
-        .numbers("live", "bound_requested_bytes", |(group, _)| Cell::bytes(bound(group)))
+        .numbers("live", "live_peak_bytes", |(group, _)| Cell::bytes(bound(group)))
         .words("needs the least", "strategy", |(group, _)| named(least(group)))
         .numbers("device used", "peak_device_used_bytes", |(group, _)| used(least(group)))
         .words("needs the most", "most", |(group, _)| {

@@ -305,7 +305,7 @@ mod tests {
     fn run(name: &str, rows: &[(&str, u64)]) -> PageRun {
         let record = |&(workload, reserved): &(&str, u64)| {
             let label = CaseLabel { workload: workload.to_owned(), ..CaseLabel::default() };
-            CaseRecord { peak_reserved_bytes: reserved, ..CaseRecord::unmeasured(&label, Status::Completed, "") }
+            CaseRecord { peak_reserved_bytes: Some(reserved), ..CaseRecord::unmeasured(&label, Status::Completed, "") }
         };
         PageRun { name: name.to_owned(), records: rows.iter().map(record).collect(), ..PageRun::default() }
     }
@@ -329,8 +329,8 @@ mod tests {
                 };
                 CaseRecord {
                     clock: Some(DeviceClock::Virtual),
-                    driver_alloc_calls: 1,
-                    peak_reserved_bytes: 100 + strategy as u64,
+                    driver_alloc_calls: Some(1),
+                    peak_reserved_bytes: Some(100 + strategy as u64),
                     peak_device_used_bytes: Some(200 - strategy as u64),
                     ..CaseRecord::unmeasured(&label, Status::Completed, "")
                 }

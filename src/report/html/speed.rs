@@ -40,17 +40,19 @@ pub(super) fn section(context: &PageContext<'_>) -> Option<PageSection> {
 fn finding(context: &PageContext<'_>) -> String {
     let spread = context.titled().filter_map(|(group, title)| {
         let best = fastest(group)?;
-        let slow = group.records.iter().filter(|record| record.ooms == 0).max_by_key(|record| record.driver_ns)?;
-        Some((slow.driver_ns as f64 / best.driver_ns.max(1) as f64, best, slow, title))
+        let slow =
+            group.records.iter().filter(|record| record.ooms == Some(0)).max_by_key(|record| record.driver_ns)?;
+        let (best, slow) = ((best, best.driver_ns?), (slow, slow.driver_ns?));
+        Some((slow.1 as f64 / best.1.max(1) as f64, best, slow, title))
     });
     match spread.max_by(|a, b| a.0.total_cmp(&b.0)) {
-        Some((ratio, best, slow, title)) if ratio >= 1.5 => format!(
+        Some((ratio, (best, best_ns), (slow, slow_ns), title)) if ratio >= 1.5 => format!(
             "{} spends {} in the driver on {}; {} {}",
             code(&slow.strategy),
-            Nanos(slow.driver_ns),
+            Nanos(slow_ns),
             escape(title),
             code(&best.strategy),
-            Nanos(best.driver_ns)
+            Nanos(best_ns)
         ),
         _ => "Time per operation".to_owned(),
     }
@@ -75,7 +77,8 @@ fn latencies(context: &PageContext<'_>, rows: &[CaseRow<'_>]) -> String {
 }
 
 fn from_cache(record: &CaseRecord) -> Option<f64> {
-    (record.allocs > 0).then(|| (record.hits + record.splits) as f64 / record.allocs as f64)
+    let (requests, hits, splits) = (record.allocs.filter(|count| *count > 0)?, record.hits?, record.splits?);
+    Some((hits + splits) as f64 / requests as f64)
 }
 
 /// Median, 99th percentile and maximum on a logarithmic axis from 100 ns to 10 s.

@@ -25,6 +25,7 @@ use super::{StressTarget, TargetError};
 use crate::{
     base::{Address, Bytes, MIB, SiteId, StreamId, TagId, ThreadId, round_up},
     device::{Device, default_limit},
+    measure::digits,
     strategy::{
         Attempt, Block, Caller, Context, EventSink, Refusal, Request, Silent, Strategy, StrategyError, StrategyEvent,
     },
@@ -94,13 +95,13 @@ pub struct AdversaryRow {
     /// The device.
     pub device: String,
     /// The most bytes that were live.
-    pub live_bytes: u64,
+    pub live_peak_bytes: u64,
     /// The largest block.
     pub largest_bytes: u64,
     /// The smallest block.
     pub unit_bytes: u64,
     /// What every allocator needs that never moves a block.
-    pub bound_bytes: u64,
+    pub robson_bound_bytes: u64,
     /// The peak of reserved memory with plenty available, including a region that the strategy
     /// chose itself.
     pub peak_reserved_bytes: Option<u64>,
@@ -109,7 +110,8 @@ pub struct AdversaryRow {
     /// The least memory in which the strategy survived: of all amounts tried, no smaller one
     /// sufficed.
     pub needed_bytes: Option<u64>,
-    /// `needed_bytes` divided by `live_bytes`.
+    /// `needed_bytes` divided by `live_peak_bytes`.
+    #[serde(serialize_with = "digits::optional")]
     pub needed_ratio: Option<f64>,
     /// The largest blocks that can explain this need: larger free pieces are returned or remapped.
     /// `None` at the bound, where there are no such pieces.
@@ -117,7 +119,7 @@ pub struct AdversaryRow {
     /// How the need compares with the bound.
     pub standing: BoundStanding,
     /// The number of runs.
-    pub bouts: u32,
+    pub trials: u32,
     /// Why there are no figures, if so.
     pub reason: String,
 }
@@ -190,10 +192,10 @@ pub fn assess(
     let mut row = AdversaryRow {
         strategy: target.strategy.to_string(),
         device: target.device.to_string(),
-        live_bytes: parameters.live_bytes,
+        live_peak_bytes: parameters.live_bytes,
         largest_bytes: parameters.largest_bytes,
         unit_bytes: parameters.unit_bytes,
-        bound_bytes: parameters.bound_bytes(),
+        robson_bound_bytes: parameters.bound_bytes(),
         ..AdversaryRow::default()
     };
     let device = target.with_memory(None).open_device()?;
@@ -231,7 +233,7 @@ pub fn assess(
             row.reason = format!("serves no requests of {}", Bytes(requested_bytes));
         }
     }
-    row.bouts = runs.count;
+    row.trials = runs.count;
     Ok((row, Some(first.trace)))
 }
 

@@ -100,7 +100,7 @@ pub struct MisuseRow {
     pub strategy: String,
     pub misuse: String,
     /// How the block was named.
-    pub door: AccessPath,
+    pub access_path: AccessPath,
     pub consequence: MisuseConsequence,
     pub detail: String,
 }
@@ -139,7 +139,7 @@ pub fn misuses(target: &StressTarget, misuses: &[&'static Misuse], stop: &dyn Fn
         report.rows.push(MisuseRow {
             strategy: strategy.clone(),
             misuse: entry.name.to_owned(),
-            door: access,
+            access_path: access,
             consequence,
             detail,
         });

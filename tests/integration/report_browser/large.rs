@@ -32,15 +32,15 @@ pub fn run() -> PageRun {
             let reserved = (20 + workload + strategy) << 30;
             records.push(CaseRecord {
                 clock: Some(DeviceClock::Virtual),
-                events: EVENTS,
-                driver_alloc_calls: 9,
-                bound_requested_bytes: Some(20 << 30),
-                bound_rounded_bytes: Some(20 << 30),
-                peak_allocated_bytes: 21 << 30,
-                peak_reserved_bytes: reserved,
+                events: Some(EVENTS),
+                driver_alloc_calls: Some(9),
+                live_peak_bytes: Some(20 << 30),
+                live_peak_rounded_bytes: Some(20 << 30),
+                peak_allocated_bytes: Some(21 << 30),
+                peak_reserved_bytes: Some(reserved),
                 peak_device_used_bytes: Some(reserved + (1 << 30)),
-                peak_gap_share: Some(0.25),
-                internal_fragmentation: Some(0.0123456789),
+                fragmentation_share: Some(0.25),
+                internal_fragmentation_share: Some(0.0123456789),
                 ..CaseRecord::unmeasured(&label, Status::Completed, "")
             });
             details.insert(label.case_id(), detail(&label, reserved));

@@ -54,7 +54,7 @@ fn misuse_is_reported_by_strategy() {
         oomph(folder.path(), "stress misuse --strategy caching --misuse wrong-size --misuse double-free --format json");
     let told: Vec<(String, String, String)> = rows(&json)
         .iter()
-        .map(|row| ["misuse", "door", "consequence"].map(|key| row[key].as_str().unwrap().to_owned()).into())
+        .map(|row| ["misuse", "access_path", "consequence"].map(|key| row[key].as_str().unwrap().to_owned()).into())
         .collect();
     let expected = [
         ("double-free", "handle", "detected"),
@@ -63,7 +63,7 @@ fn misuse_is_reported_by_strategy() {
     ];
     assert_eq!(told, expected.map(|(a, b, c)| (a.to_owned(), b.to_owned(), c.to_owned())));
     let csv = stdout(&oomph(folder.path(), "stress misuse --strategy direct --format csv"));
-    assert!(csv.starts_with("strategy,misuse,door,consequence,detail\n"), "{csv}");
+    assert!(csv.starts_with("strategy,misuse,access_path,consequence,detail\n"), "{csv}");
 }
 
 #[test]

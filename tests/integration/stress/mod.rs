@@ -27,6 +27,6 @@ fn stderr(output: &Output) -> String {
 
 fn rows(output: &Output) -> Vec<Value> {
     let value: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(value["schema"], 1);
+    assert_eq!(value["schema"], 2);
     value["rows"].as_array().unwrap().clone()
 }
