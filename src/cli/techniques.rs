@@ -213,13 +213,13 @@ impl TechniqueTest {
     fn check_base(&self, earlier: &[TechniqueRecord]) -> Result<(), CommandError> {
         for model in &self.question.models {
             let base = base_settings(model);
-            if let Some(other) = earlier.iter().find(|row| row.model == model.name && row.base != base) {
+            if let Some(other) = earlier.iter().find(|row| row.model == model.name && row.base_settings != base) {
                 let named = |base: &str| if base.is_empty() { "no setting".to_owned() } else { format!("'{base}'") };
                 return Err(CommandError::usage(anyhow!(
                     "the folder has rows of {} with {}, and this command sets {}; pass the same --set, or another folder with \
                      --output",
                     model.name,
-                    named(&other.base),
+                    named(&other.base_settings),
                     named(&base)
                 )));
             }
