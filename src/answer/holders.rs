@@ -9,7 +9,7 @@ use std::{
 use serde::Serialize;
 
 use crate::{
-    base::{SiteId, TagId},
+    base::{FileText, SiteId, TagId},
     measure::digits,
     trace::{
         BlockSlot, Op, Source, Tables, TraceError, failed_when_recorded,
@@ -49,19 +49,19 @@ impl GroupBy {
         }
     }
 
-    fn name(self, tables: &Tables, key: u64) -> String {
+    fn name(self, tables: &Tables, key: u64) -> FileText {
         let place = usize::try_from(key).unwrap_or(usize::MAX);
         match self {
-            GroupBy::Size => key.to_string(),
-            GroupBy::Site => match tables.sites().get(place).map(String::as_str) {
-                None | Some("") => UNKNOWN_SITE.to_owned(),
-                Some(site) => site.to_owned(),
+            GroupBy::Size => key.to_string().into(),
+            GroupBy::Site => match tables.sites().get(place).filter(|site| !site.is_empty()) {
+                None => UNKNOWN_SITE.into(),
+                Some(site) => site.clone(),
             },
             GroupBy::Tag => match tables.tags().get(place) {
-                None => "unknown".to_owned(),
+                None => "unknown".into(),
                 Some(tag) => match tag.layer {
-                    Some(layer) => format!("{} of layer {layer}", tag.category.name()),
-                    None => tag.category.name().to_owned(),
+                    Some(layer) => format!("{} of layer {layer}", tag.category.name()).into(),
+                    None => tag.category.name().into(),
                 },
             },
         }
@@ -73,14 +73,14 @@ const UNKNOWN_SITE: &str = "unknown site";
 /// Whether these groups by call site name no site, because no call stacks were recorded.
 #[must_use]
 pub fn lack_sites(groups: &[RequesterUsage]) -> bool {
-    groups.iter().all(|group| group.name == UNKNOWN_SITE || failed_when_recorded(&group.name))
+    groups.iter().all(|group| group.name.raw() == UNKNOWN_SITE || failed_when_recorded(&group.name))
 }
 
 /// What one tag, call site or size has requested. Bytes are as requested, not as rounded by an allocator.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RequesterUsage {
     /// The tag, the call site, or the size in bytes.
-    pub name: String,
+    pub name: FileText,
     /// Requests.
     pub requests: u64,
     /// All requested bytes.
@@ -141,7 +141,7 @@ pub struct Grower {
     /// What `name` is.
     pub by: GroupBy,
     /// The call site, the tag, or the size in bytes.
-    pub name: String,
+    pub name: FileText,
     /// Live bytes, as requested, when the judged steps began.
     pub bytes_before: u64,
     /// And when they ended.
@@ -161,12 +161,12 @@ pub struct LiveInventory {
     /// What the names are.
     by: GroupBy,
     /// Live bytes, as requested, and live blocks.
-    totals: BTreeMap<String, (u64, u64)>,
+    totals: BTreeMap<FileText, (u64, u64)>,
 }
 
 impl LiveInventory {
-    fn new(by: GroupBy, blocks: impl Iterator<Item = (String, u64)>) -> LiveInventory {
-        let mut totals: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+    fn new(by: GroupBy, blocks: impl Iterator<Item = (FileText, u64)>) -> LiveInventory {
+        let mut totals: BTreeMap<FileText, (u64, u64)> = BTreeMap::new();
         for (name, requested) in blocks {
             let (bytes, count) = totals.entry(name).or_default();
             (*bytes, *count) = (bytes.saturating_add(requested), *count + 1);
@@ -204,8 +204,8 @@ impl LiveInventory {
         let has_stacks = |recording: &Recording| held_blocks(recording).any(|(_, stack)| stack != StackId::NONE);
         let by = if recordings.iter().all(has_stacks) { GroupBy::Site } else { GroupBy::Size };
         let named = |recording: &Recording, (bytes, stack): (u64, StackId)| match by {
-            GroupBy::Site => recording.stacks.site(stack).unwrap_or_else(|| UNKNOWN_SITE.to_owned()),
-            GroupBy::Tag | GroupBy::Size => bytes.to_string(),
+            GroupBy::Site => recording.stacks.site(stack).map_or_else(|| UNKNOWN_SITE.into(), FileText::from),
+            GroupBy::Tag | GroupBy::Size => bytes.to_string().into(),
         };
         let inventory = |recording: &Recording| {
             LiveInventory::new(by, held_blocks(recording).map(|block| (named(recording, block), block.0)))
@@ -275,11 +275,11 @@ mod tests {
                 .map(|one| (one.name.clone(), one.requests, one.peak_live_bytes, one.live_bytes))
                 .collect::<Vec<_>>()
         };
-        let both = |one: &str, other: &str| vec![(one.to_owned(), 1, 100, 100), (other.to_owned(), 3, 70, 0)];
+        let both = |one: &str, other: &str| vec![(one.into(), 1, 100, 100), (other.into(), 3, 70, 0)];
         assert_eq!(found(GroupBy::Tag, None), both("parameter of layer 1", "input"));
         assert_eq!(found(GroupBy::Site, None), both("train.py:3 step", "unknown site"));
         assert_eq!(found(GroupBy::Size, None), both("100", "70"));
-        assert_eq!(found(GroupBy::Size, Some(2)), [("100".to_owned(), 1, 100, 100), ("70".to_owned(), 1, 70, 70)]);
+        assert_eq!(found(GroupBy::Size, Some(2)), [("100".into(), 1, 100, 100), ("70".into(), 1, 70, 70)]);
         assert_eq!(found(GroupBy::Size, Some(0)), []);
         assert_eq!(requesters(&builder, GroupBy::Size, None).unwrap()[1].freed_bytes, 210);
     }
@@ -305,7 +305,7 @@ mod tests {
         ] {
             let found = grow(with_tag, with_site);
             assert_eq!(found.len(), 1, "{found:?}");
-            assert_eq!((found[0].by, found[0].name.as_str()), (by, name));
+            assert_eq!((found[0].by, found[0].name.raw()), (by, name));
             assert_eq!((found[0].blocks_before, found[0].blocks_after, found[0].bytes_per_step), (1, 4, 1000.0));
         }
     }
@@ -314,11 +314,11 @@ mod tests {
     fn small_growth_is_left_out() {
         let inventory = |totals: &[(&str, u64)]| LiveInventory {
             by: GroupBy::Site,
-            totals: totals.iter().map(|&(name, bytes)| (name.to_owned(), (bytes, 1))).collect(),
+            totals: totals.iter().map(|&(name, bytes)| (name.into(), (bytes, 1))).collect(),
         };
         let before = inventory(&[("a", 100), ("b", 100), ("c", 100)]);
         let after = inventory(&[("a", 100_000), ("b", 50), ("c", 101), ("new", 50_000)]);
-        let names: Vec<String> = before.growers(&after, 1).into_iter().map(|grower| grower.name).collect();
+        let names: Vec<FileText> = before.growers(&after, 1).into_iter().map(|grower| grower.name).collect();
         assert_eq!(names, ["a", "new"]);
     }
 }

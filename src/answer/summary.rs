@@ -88,7 +88,7 @@ impl SummaryMoment {
             let begins = match (self, *op) {
                 (SummaryMoment::Step(step), Op::Mark { kind: MarkKind::Step, index, .. }) => index == *step,
                 (SummaryMoment::Phase(name, nth), Op::Mark { kind: MarkKind::Phase, label, .. }) => {
-                    let is_it = tables.labels().get(label as usize) == Some(name);
+                    let is_it = tables.labels().get(label as usize).is_some_and(|label| label.raw() == name);
                     seen += usize::from(is_it);
                     is_it && seen == nth + 1
                 }

@@ -245,7 +245,7 @@ impl AdvisedProgram {
                     }
                 }
                 AdvisedProgram {
-                    current: recording.settings.conf().trim().to_owned(),
+                    current: recording.settings.compact_conf(),
                     confidence: Confidence::of(&verification),
                     dead_end: recording.dead_end(),
                     history_gap: recording.history_gap(),

@@ -97,7 +97,7 @@ pub fn man(args: &ManArgs, mut program: Command) -> CommandResult {
             ))
         })?;
     }
-    output::say(&page(command)?)?;
+    output::say_data(&page(command)?)?;
     Ok(exit::OK)
 }
 
@@ -132,7 +132,7 @@ pub struct CompletionsArgs {
 pub fn completions(args: &CompletionsArgs, command: &mut clap::Command) -> CommandResult {
     let mut script = Vec::new();
     generate(args.shell, command, "oomph", &mut script);
-    output::say(&String::from_utf8_lossy(&script))?;
+    output::say_data(&String::from_utf8_lossy(&script))?;
     Ok(exit::OK)
 }
 

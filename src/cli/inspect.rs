@@ -17,7 +17,7 @@ use crate::{
         ranks::RankRow,
         summary::{MemorySummary, SummaryError, SummaryMoment, summarize},
     },
-    base::{Bytes, Nanos, Progress},
+    base::{Bytes, FileText, Nanos, Progress},
     measure::digits,
     plan::{GRAIN, Lifetimes, MemoryBound, PackingBudget, pack},
     report::{self, Medium, Render, plot},
@@ -163,7 +163,7 @@ fn facts(inspected: &InspectedSource) -> String {
         out += &line("steps", &summary.steps.to_string());
     }
     if !summary.phases.is_empty() {
-        out += &line("phases", &summary.phases.join(", "));
+        out += &line("phases", &joined(&summary.phases));
     }
     if summary.span.0 > 0 {
         out += &line("time span", &summary.span.to_string());
@@ -176,6 +176,11 @@ fn facts(inspected: &InspectedSource) -> String {
 /// A label and a value.
 fn line(label: &str, value: &str) -> String {
     format!("{label:<12} {value}\n")
+}
+
+/// Names from a file, escaped.
+fn joined<'a>(names: impl IntoIterator<Item = &'a FileText>) -> String {
+    names.into_iter().map(FileText::to_string).collect::<Vec<_>>().join(", ")
 }
 
 fn histograms(summary: &TraceSummary) -> String {
@@ -280,7 +285,7 @@ struct RecordingFacts {
     segments: Vec<KindTally>,
     blocks: Vec<KindTally>,
     largest_free_bytes: u64,
-    annotations: BTreeMap<String, u64>,
+    annotations: BTreeMap<FileText, u64>,
     empty_caches: usize,
     /// The memory limit that the program set itself.
     own_limit: Option<RecordedLimit>,
@@ -309,7 +314,7 @@ impl RecordingFacts {
         }
         let mut annotations = BTreeMap::new();
         for annotation in &recording.annotations {
-            *annotations.entry(annotation.name.to_string()).or_default() += 1;
+            *annotations.entry(annotation.name.clone()).or_default() += 1;
         }
         let segments = &recording.final_segments;
         let of_kind = |name, kind, expandable| {
@@ -324,7 +329,7 @@ impl RecordingFacts {
         RecordingFacts {
             device_index: recording.device,
             devices: recording.devices.clone(),
-            settings: recording.settings.conf().to_owned(),
+            settings: recording.settings.compact_conf(),
             entries,
             segments: vec![
                 of_kind("small", SegmentKind::Small, false),
@@ -378,10 +383,10 @@ fn recording_text(about: &RecordingFacts) -> String {
         out += &line("empty_cache", &format!("called {} times, as far as can be inferred", about.empty_caches));
     }
     if !about.annotations.is_empty() {
-        let names: Vec<&str> = about.annotations.keys().take(NAMES_SHOWN).map(String::as_str).collect();
+        let names = joined(about.annotations.keys().take(NAMES_SHOWN));
         let more = about.annotations.len().saturating_sub(NAMES_SHOWN);
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        out += &line("annotations", &format!("{}{more}", names.join(", ")));
+        out += &line("annotations", &format!("{names}{more}"));
     }
     for (place, sentence) in about.missing.iter().enumerate() {
         out += &line(if place == 0 { "unknown" } else { "" }, sentence);

@@ -86,7 +86,7 @@ pub fn run(args: Args) -> CommandResult {
     }
     if args.json {
         let document = serde_json::json!({ "schema": crate::measure::SCHEMA, "rows": items });
-        output::say(&serde_json::to_string_pretty(&document)?)?;
+        output::say_data(&serde_json::to_string_pretty(&document)?)?;
     } else {
         output::say(&text(&kinds, &items, args.long))?;
     }

@@ -9,13 +9,22 @@ use std::{
 
 use super::exit;
 use crate::{
+    base::escaped_lines,
     measure::{CaseRecord, Status},
     report::{Medium, Terminal},
 };
 
-/// Writes to standard output, without colour codes where they are not wanted.
+/// Writes text for people to standard output. Names from files are escaped where they are printed ([`FileText`]); here every
+/// other control character is, too, so that no output can move the cursor.
+///
+/// [`FileText`]: crate::base::FileText
 pub fn say(text: &str) -> io::Result<()> {
-    let mut out = anstream::stdout().lock();
+    say_data(&escaped_lines(text))
+}
+
+/// Writes text for programs, such as JSON and CSV, to standard output as it is.
+pub fn say_data(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
     if !text.ends_with('\n') {
         out.write_all(b"\n")?;
@@ -51,7 +60,7 @@ pub fn complain_of_failures(records: &[CaseRecord]) -> u8 {
 
 /// Writes a line to standard error. A failure of that cannot be reported and is ignored.
 pub fn complain(line: &str) {
-    let _ = writeln!(anstream::stderr().lock(), "{line}");
+    let _ = writeln!(io::stderr().lock(), "{}", escaped_lines(line));
 }
 
 /// Like [`complain`], once per line: commands may open a source several times.

@@ -106,7 +106,7 @@ impl RecordedProgram {
     pub fn of(recording: &Recording) -> RecordedProgram {
         let failed = recording.witnessed.iter().filter(|entry| entry.action == Action::OutOfMemory);
         RecordedProgram {
-            settings: recording.settings.conf().to_owned(),
+            settings: recording.settings.compact_conf(),
             limit: recording.limit.clone(),
             failures: failed.count(),
             died: recording.dead_end().is_some(),

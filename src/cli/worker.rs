@@ -32,7 +32,7 @@ pub fn run() -> CommandResult {
     let stop = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&stop);
     thread::spawn(move || listen(&seen));
-    output::say(&carry_out(case, &stop)?)?;
+    output::say_data(&carry_out(case, &stop)?)?;
     Ok(exit::OK)
 }
 

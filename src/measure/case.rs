@@ -446,7 +446,7 @@ mod tests {
             .collect();
         assert_eq!(steps, [(0, 1, 0, 3840), (1, 9, 1024, 4352)]);
         let phases: Vec<_> =
-            detail.phases.iter().map(|phase| (phase.phase.as_str(), phase.times, phase.peak.reserved_bytes)).collect();
+            detail.phases.iter().map(|phase| (phase.phase.raw(), phase.times, phase.peak.reserved_bytes)).collect();
         assert_eq!(phases, [("forward", 1, 3840), ("backward", 1, 6656)]);
     }
 
@@ -464,7 +464,7 @@ mod tests {
         let (record, detail) = run(builder, 4 * KIB, &replay::ReplayOptions::default());
         assert_eq!(record.status, Status::Oom);
         assert_eq!((record.events, record.ooms, record.oom_event), (Some(7), Some(1), Some(6)));
-        assert_eq!((record.oom_step, record.oom_phase.as_deref()), (Some(7), Some("backward")));
+        assert_eq!((record.oom_step, record.oom_phase), (Some(7), Some("backward".into())));
         assert_eq!((record.oom_requested_bytes, record.oom_free_bytes), (Some(500), Some(0)));
         assert_eq!((record.oom_cause, record.oom_refused_by), (Some(OomCause::Exhaustion), Some(Refusal::Device)));
         assert_eq!((record.retries, record.releases_and_retries), (Some(2), Some(1)));

@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    base::{Bytes, round_up},
+    base::{Bytes, FileText, round_up},
     replay::{FailedRequest, Observer, OomCause, ReplayMoment},
     strategy::{BlockState, BlockView, EventSink, Layout, Refusal, SegmentView},
 };
@@ -22,9 +22,9 @@ pub struct OomReport {
     /// Its step.
     pub step: Option<u32>,
     /// Its phase.
-    pub phase: Option<String>,
+    pub phase: Option<FileText>,
     /// Its call site, if known.
-    pub site: Option<String>,
+    pub site: Option<FileText>,
     /// The stream it was for.
     pub stream: u16,
     /// What was asked for.
@@ -53,7 +53,7 @@ pub struct OomReport {
 
 impl OomReport {
     fn new(now: &ReplayMoment<'_>, report: &FailedRequest, kept_back: Vec<UnusableMemory>) -> OomReport {
-        let name = |names: &[String], number: usize| names.get(number).filter(|name| !name.is_empty()).cloned();
+        let name = |names: &[FileText], number: usize| names.get(number).filter(|name| !name.is_empty()).cloned();
         OomReport {
             event: report.event,
             step: report.step,

@@ -7,7 +7,7 @@ use super::{
     timeline::{Join, ThinnedSeries},
 };
 use crate::{
-    base::StreamId,
+    base::{FileText, StreamId},
     device::Device,
     replay::ReplayMoment,
     strategy::{OffBooks, Stats, Usage},
@@ -100,7 +100,7 @@ impl Join for StepPeak {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PhasePeak {
     /// The phase's name.
-    pub phase: String,
+    pub phase: FileText,
     /// How often it began.
     pub times: u64,
     /// Each level's maximum.

@@ -13,7 +13,7 @@ use super::{
     peaks::{AllocatedPeak, PeakRecorder},
 };
 use crate::{
-    base::{GIB, KIB, MIB},
+    base::{FileText, GIB, KIB, MIB},
     device::{CallKind, CallLedger, Device, DeviceClock},
     plan::MemoryNeeds,
     replay::OomCause,
@@ -94,7 +94,7 @@ pub struct CaseRecord {
     /// Its step.
     pub oom_step: Option<u32>,
     /// Its phase.
-    pub oom_phase: Option<String>,
+    pub oom_phase: Option<FileText>,
     /// What it asked for.
     pub oom_requested_bytes: Option<u64>,
     /// Free then, on the device and in the strategy's cache together.
@@ -541,7 +541,7 @@ mod record_tests {
     fn a_row_survives_the_way_through_csv() {
         let label = CaseLabel { suite: "s, with comma".to_owned(), limit: Some(5), repeat: 2, ..CaseLabel::default() };
         let mut record = CaseRecord::unmeasured(&label, Status::Error, "two\nlines");
-        record.oom_phase = Some("forward \"quoted\"".to_owned());
+        record.oom_phase = Some("forward \"quoted\"".into());
         record.clock = Some(DeviceClock::Virtual);
         record.oom_cause = Some(OomCause::Fragmentation);
         record.internal_fragmentation_share = Some(0.333333);

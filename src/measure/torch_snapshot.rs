@@ -8,7 +8,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use crate::{
-    base::{Address, SiteId, StreamId},
+    base::{Address, FileText, SiteId, StreamId},
     pytorch::{AllocatorSettings, RecordedSettings},
     replay::{
         FailedRequest, LiveBlock, Observer, Replay, ReplayError, ReplayMoment, ReplayOptions, ReplayOutcome,
@@ -164,7 +164,7 @@ impl SnapshotRecorder {
         if let Some(stack) = self.stack_of_site[place] {
             return stack;
         }
-        let text = tables.sites().get(place).map_or("", String::as_str);
+        let text = tables.sites().get(place).map_or("", FileText::raw);
         let stack = if text.is_empty() {
             StackId::NONE
         } else {
@@ -179,7 +179,7 @@ impl SnapshotRecorder {
         if let Some(name) = name {
             // Only its time tells between which entries an annotation stands.
             self.time_us += 1;
-            self.annotations.push(Annotation { name, stage, device: Some(0), time_us: self.time_us });
+            self.annotations.push(Annotation { name: name.into(), stage, device: Some(0), time_us: self.time_us });
         }
     }
 
@@ -231,7 +231,7 @@ impl Observer for SnapshotRecorder {
         match now.event.op {
             Op::Alloc { site, .. } => self.caller = self.stack(site, now.tables),
             Op::Mark { kind, label, index } => {
-                self.mark(kind, now.tables.labels().get(label as usize).map_or("", String::as_str), index);
+                self.mark(kind, now.tables.labels().get(label as usize).map_or("", FileText::raw), index);
             }
             Op::Idle { nanos } => self.story_ns = self.story_ns.saturating_add(nanos),
             _ => {}
@@ -388,7 +388,7 @@ mod tests {
             .iter()
             .map(|event| match event.op {
                 Op::Mark { kind: MarkKind::Step, index, .. } => format!("step {index}"),
-                Op::Mark { label, .. } => trace.tables.labels()[label as usize].clone(),
+                Op::Mark { label, .. } => trace.tables.labels()[label as usize].to_string(),
                 other => other.kind().name().to_owned(),
             })
             .filter(|word| ["step 0", "step 1", "forward", "backward", "alloc", "free"].contains(&word.as_str()))

@@ -524,7 +524,7 @@ mod tests {
         let mut nothing = sample();
         let grower = Grower {
             by: GroupBy::Size,
-            name: (48 * MIB).to_string(),
+            name: (48 * MIB).to_string().into(),
             bytes_before: 0,
             bytes_after: 480 * MIB,
             blocks_before: 0,

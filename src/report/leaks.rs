@@ -214,9 +214,9 @@ fn growth(grower: &Grower) -> String {
 
 /// What a growing group of blocks is called.
 pub(super) fn grower_name(grower: &Grower) -> String {
-    match (grower.by, grower.name.parse()) {
+    match (grower.by, grower.name.raw().parse()) {
         (GroupBy::Size, Ok(size)) => format!("blocks of {}", Bytes(size)),
-        _ => grower.name.clone(),
+        _ => grower.name.to_string(),
     }
 }
 

@@ -54,9 +54,9 @@ pub fn operations(operations: &[RequesterUsage], by: GroupBy, count: usize, medi
     for operation in operations {
         let name = match by {
             GroupBy::Size => {
-                operation.name.parse().map_or_else(|_| operation.name.clone(), |size| Bytes(size).to_string())
+                operation.name.raw().parse().map_or_else(|_| operation.name.to_string(), |size| Bytes(size).to_string())
             }
-            GroupBy::Tag | GroupBy::Site => operation.name.chars().take(LONGEST_NAME).collect(),
+            GroupBy::Tag | GroupBy::Site => operation.name.to_string().chars().take(LONGEST_NAME).collect(),
         };
         table.row([
             name,
@@ -91,8 +91,11 @@ mod tests {
 
     #[test]
     fn only_the_top_is_shown() {
-        let one =
-            |size: u64| RequesterUsage { name: size.to_string(), peak_live_bytes: size, ..RequesterUsage::default() };
+        let one = |size: u64| RequesterUsage {
+            name: size.to_string().into(),
+            peak_live_bytes: size,
+            ..RequesterUsage::default()
+        };
         let text = operations(&[one(2 * MIB), one(MIB)], GroupBy::Size, 3, Medium::PIPE);
         assert!(text.contains("1.00 MiB") && !text.contains("512 B") && text.contains("and 1 more"), "{text}");
     }

@@ -8,7 +8,10 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{ReportError, rows};
-use crate::{base::Bytes, measure::SCHEMA};
+use crate::{
+    base::{Bytes, escaped, escaped_markdown},
+    measure::SCHEMA,
+};
 
 /// A result that can be printed in every format.
 pub trait Render {
@@ -151,7 +154,12 @@ impl TextTable {
 
     /// Adds a row.
     pub(super) fn row(&mut self, cells: impl IntoIterator<Item = impl Into<String>>) {
-        self.table.add_row(cells.into_iter().map(|cell| Cell::new_owned(cell.into())).collect::<Vec<_>>());
+        let shown = |cell: String| match self.medium {
+            Medium::Terminal(_) => escaped(&cell).into_owned(),
+            Medium::Markdown => escaped_markdown(&cell),
+        };
+        let cells: Vec<Cell> = cells.into_iter().map(|cell| Cell::new_owned(shown(cell.into()))).collect();
+        self.table.add_row(cells);
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -409,10 +409,12 @@ impl<'a> TraceRebuilder<'a> {
         match &mut event.op {
             Op::Alloc { tag, site, .. } => {
                 *tag = self.old.tags().get(tag.index()).map_or(TagId(0), |tag| self.tables.intern_tag(*tag));
-                *site = self.old.sites().get(site.index()).map_or(SiteId(0), |site| self.tables.intern_site(site));
+                *site =
+                    self.old.sites().get(site.index()).map_or(SiteId(0), |site| self.tables.intern_site(site.raw()));
             }
             Op::Mark { label, .. } => {
-                *label = self.old.labels().get(*label as usize).map_or(0, |label| self.tables.intern_label(label));
+                *label =
+                    self.old.labels().get(*label as usize).map_or(0, |label| self.tables.intern_label(label.raw()));
             }
             Op::Work { shape, .. } => {
                 if let Some(work) = self.old.shapes().get(*shape as usize) {

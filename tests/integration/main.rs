@@ -16,6 +16,7 @@ mod command;
 mod compare;
 mod convert;
 mod doctor;
+mod forged_output;
 mod inspect_summary;
 mod install;
 mod leaks;

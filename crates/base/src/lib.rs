@@ -4,6 +4,7 @@
 //! Newtypes keep bytes, nanoseconds, addresses and indices apart. This crate knows no devices, strategies or traces.
 
 mod catalog;
+mod file_text;
 mod layout;
 mod memory_limit;
 mod named_enum;
@@ -16,6 +17,7 @@ mod units;
 mod work;
 
 pub use catalog::{Catalog, CatalogEntry, did_you_mean, did_you_mean_among, nearest};
+pub use file_text::{FileText, escaped, escaped_lines, escaped_markdown};
 pub use layout::{BlockState, BlockView, Layout, SegmentView};
 pub use memory_limit::{MemoryLimit, MemoryLimitError, TypedSizeError};
 pub use parallel::{parallel_for_each, parallel_map};

@@ -322,7 +322,7 @@ mod tests {
             assert!(marks(MarkKind::Phase).next().is_some(), "{name}");
             if name == "training" {
                 let phases: Vec<_> =
-                    marks(MarkKind::Phase).map(|(label, _)| tables.labels()[label as usize].as_str()).take(4).collect();
+                    marks(MarkKind::Phase).map(|(label, _)| tables.labels()[label as usize].raw()).take(4).collect();
                 assert_eq!(phases, ["load", "forward", "backward", "optimizer"]);
             }
         }

@@ -78,6 +78,12 @@ impl RecordedSettings {
         }
     }
 
+    /// The same text without white space, which PyTorch ignores.
+    #[must_use]
+    pub fn compact_conf(&self) -> String {
+        self.conf().split_whitespace().collect()
+    }
+
     /// The settings at the end of the recording. The text names all of them; the values beside it
     /// are those in force at the end, so they take precedence.
     pub fn in_force(&self) -> Result<AllocatorSettings, AllocatorSettingsError> {

@@ -3,7 +3,7 @@
 use crate::{
     BlockSlot, Category, CollectiveKind, Event, MarkKind, NO_OPERAND, Op, TableFull, Tables, Tag, Trace, TraceEventId,
 };
-use oomph_base::{Nanos, SiteId, StreamId, TagId, ThreadId, Work};
+use oomph_base::{FileText, Nanos, SiteId, StreamId, TagId, ThreadId, Work};
 
 /// Builds a trace event by event. Slots of freed blocks are reused, so there are only as many slots as live
 /// blocks.
@@ -253,8 +253,8 @@ pub(crate) fn add_failed_request(builder: &mut TraceBuilder, bytes: u64, stream:
 /// assert!(!oomph_trace::failed_when_recorded("train.py:12 forward"));
 /// ```
 #[must_use]
-pub fn failed_when_recorded(site: &str) -> bool {
-    site.starts_with(FAILED)
+pub fn failed_when_recorded(site: &FileText) -> bool {
+    site.raw().starts_with(FAILED)
 }
 
 #[cfg(test)]

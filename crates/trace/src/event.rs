@@ -3,8 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::interner::Interner;
-use oomph_base::{Nanos, SiteId, StreamId, TagId, ThreadId, Work};
+use crate::interner::{Interner, TextInterner};
+use oomph_base::{FileText, Nanos, SiteId, StreamId, TagId, ThreadId, Work};
 
 /// The number of a live block. Numbers are dense and reused after a free, so that tables are as long as the number of live
 /// blocks, not as the trace. Block ids in files are unique.
@@ -259,8 +259,8 @@ pub struct Tag {
 #[derive(Clone, Debug)]
 pub struct Tables {
     tags: Interner<Tag>,
-    sites: Interner<String>,
-    labels: Interner<String>,
+    sites: TextInterner,
+    labels: TextInterner,
     shapes: Interner<Work>,
     streams: Interner<u64>,
     threads: Interner<u64>,
@@ -270,8 +270,8 @@ impl Default for Tables {
     fn default() -> Self {
         Tables {
             tags: Interner::starting_with(Tag::default()),
-            sites: Interner::starting_with(String::new()),
-            labels: Interner::starting_with(String::new()),
+            sites: TextInterner::default(),
+            labels: TextInterner::default(),
             shapes: Interner::default(),
             streams: Interner::starting_with(0),
             threads: Interner::starting_with(0),
@@ -325,9 +325,9 @@ impl Tables {
         /// Tags by number.
         tags: Tag;
         /// Call sites by number.
-        sites: String;
+        sites: FileText;
         /// Labels by number.
-        labels: String;
+        labels: FileText;
         /// Shapes of work by number.
         shapes: Work;
         /// Stream handles of the traced program, by number.

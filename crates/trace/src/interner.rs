@@ -1,6 +1,8 @@
 //! Numbers for values, in order of first appearance: streams, call sites, labels, stacks.
 
-use std::{borrow::Borrow, collections::HashMap, hash::Hash};
+use std::{borrow::Borrow, collections::HashMap, hash::Hash, sync::Arc};
+
+use oomph_base::FileText;
 
 /// Every distinct value once, by number.
 #[derive(Clone, Debug)]
@@ -59,5 +61,36 @@ impl<T: Clone + Eq + Hash> Interner<T> {
     /// All values, without their index.
     pub(crate) fn into_items(self) -> Vec<T> {
         self.items
+    }
+}
+
+/// Every distinct text once, by number. Number 0 is the empty text.
+#[derive(Clone, Debug)]
+pub(crate) struct TextInterner {
+    items: Vec<FileText>,
+    numbers: HashMap<Arc<str>, u32>,
+}
+
+impl Default for TextInterner {
+    fn default() -> Self {
+        TextInterner { items: vec![FileText::default()], numbers: HashMap::from([("".into(), 0)]) }
+    }
+}
+
+impl TextInterner {
+    /// The number of a text. A new text gets the next number.
+    pub(crate) fn intern(&mut self, text: &str) -> u32 {
+        if let Some(&number) = self.numbers.get(text) {
+            return number;
+        }
+        let (number, text) = (self.items.len() as u32, Arc::<str>::from(text));
+        self.items.push(FileText::from(Arc::clone(&text)));
+        self.numbers.insert(text, number);
+        number
+    }
+
+    /// All texts, in the order of their numbers.
+    pub(crate) fn items(&self) -> &[FileText] {
+        &self.items
     }
 }

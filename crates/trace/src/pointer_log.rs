@@ -12,7 +12,7 @@ use super::{
     BEFORE_RECORDING, MarkKind, Trace, TraceBuilder, TraceError, builder::add_failed_request, file::LineReader,
     interner::Interner, memory_budget::MemoryBudget,
 };
-use oomph_base::{Nanos, SiteId, StreamId, TagId, ThreadId};
+use oomph_base::{Nanos, SiteId, StreamId, TagId, ThreadId, escaped};
 
 /// A pointer or handle: `0x7f..`, `(nil)`, or decimal.
 pub(crate) fn parse_handle(text: &str) -> Option<u64> {
@@ -161,5 +161,5 @@ impl PointerLog {
 
 /// The name of a trace that is read from this file.
 pub(crate) fn name_of(path: &Path) -> String {
-    path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+    path.file_name().map_or_else(String::new, |name| escaped(&name.to_string_lossy()).into_owned())
 }

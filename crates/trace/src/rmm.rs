@@ -144,7 +144,7 @@ impl LogWriter<'_> {
         let handle = |stream: oomph_base::StreamId| tables.streams().get(stream.index()).copied().unwrap_or(0);
         match event.op {
             Op::Alloc { slot, bytes, stream, site, .. } => {
-                if tables.sites().get(site.index()).is_some_and(|site| failed_when_recorded(site)) {
+                if tables.sites().get(site.index()).is_some_and(failed_when_recorded) {
                     self.failed = Some(slot);
                     return self.row(thread, FAILURE, 0, bytes, handle(stream));
                 }

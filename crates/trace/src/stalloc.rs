@@ -95,7 +95,7 @@ mod tests {
             .events
             .iter()
             .filter_map(|event| match event.op {
-                Op::Mark { kind, label, index } => Some((kind, &*trace.tables.labels()[label as usize], index)),
+                Op::Mark { kind, label, index } => Some((kind, trace.tables.labels()[label as usize].raw(), index)),
                 _ => None,
             })
             .collect();

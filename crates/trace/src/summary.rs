@@ -3,7 +3,7 @@
 use serde::{Serialize, Serializer};
 
 use super::{Event, MarkKind, Op, OpKind, Tables, TracedBlock, failed_when_recorded};
-use oomph_base::Nanos;
+use oomph_base::{FileText, Nanos};
 
 /// The most values of memory over time in a summary.
 const MOST_LEVELS: usize = 256;
@@ -36,7 +36,7 @@ pub struct TraceSummary {
     /// Marked micro-batches.
     pub micro_batches: u64,
     /// Names of the phases, in order of first appearance.
-    pub phases: Vec<String>,
+    pub phases: Vec<FileText>,
     /// Host threads with events.
     pub threads: usize,
     /// Streams with events.
@@ -177,7 +177,7 @@ impl SummaryCounter {
             Op::Alloc { bytes, stream, site, .. } => {
                 mark(&mut self.streams_seen, stream.index());
                 let summary = &mut self.summary;
-                if tables.sites().get(site.index()).is_some_and(|site| failed_when_recorded(site)) {
+                if tables.sites().get(site.index()).is_some_and(failed_when_recorded) {
                     self.failed_at = Some(index);
                     summary.failed.requests += 1;
                     summary.failed.largest_bytes = summary.failed.largest_bytes.max(bytes);

@@ -127,7 +127,7 @@ mod tests {
         let told: Vec<_> = trace.events.iter().filter(|event| !matches!(event.op, Op::Mark { .. })).collect();
         assert_eq!(told.len(), 2);
         let Op::Alloc { bytes: 64, site, .. } = told[0].op else { panic!("{told:?}") };
-        assert_eq!(trace.tables.sites()[site.index()], "pool");
+        assert_eq!(trace.tables.sites()[site.index()].raw(), "pool");
         assert_eq!(told[1].delta_ns, 15);
     }
 

@@ -9,6 +9,7 @@ use crate::{
         leaks::{self, GrowthThreshold, LeakError, ObservedSteps, StepsFrom},
         threshold::ThresholdError,
     },
+    base::FileText,
     measure::{Obstacle, OomReport, UnusableMemory, digits},
     replay::{OomCause, Replay, ReplayOptions},
     trace::ProgressSource,
@@ -41,7 +42,7 @@ pub enum AdviceReason {
         /// Its number, from 0.
         event: u64,
         /// Its call site, if known.
-        site: Option<String>,
+        site: Option<FileText>,
     },
     /// Enough is free, but cached for another stream or waiting for one.
     SideStream {
@@ -120,7 +121,7 @@ mod tests {
             event: 7,
             step: None,
             phase: None,
-            site: Some("train.py:12".to_owned()),
+            site: Some("train.py:12".into()),
             stream: 0,
             requested_bytes: requested_mib * MIB,
             rounded_bytes: requested_mib * MIB,

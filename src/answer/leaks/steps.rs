@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     answer::scan,
-    base::MIB,
+    base::{FileText, MIB},
     trace::{BEFORE_RECORDING, LabelId, MarkKind, Op, Source, TraceError},
 };
 
@@ -93,7 +93,7 @@ impl Steps {
         if signs.recorded == 0 {
             return Err(LeakError::NoHistory);
         }
-        let name = |label: LabelId| labels.get(label as usize).map_or("", String::as_str);
+        let name = |label: LabelId| labels.get(label as usize).map_or("", FileText::raw);
         if let Some(asked) = phase {
             let places = signs.phases.iter().find(|(label, _)| name(**label) == asked).map(|(_, places)| places);
             let Some(places) = places.filter(|places| places.len() >= FEWEST_STEPS) else {
@@ -318,13 +318,13 @@ impl LiveSizes {
     }
 }
 
-fn signs(source: &dyn Source) -> Result<(StepSigns, Vec<String>), TraceError> {
+fn signs(source: &dyn Source) -> Result<(StepSigns, Vec<FileText>), TraceError> {
     let mut signs = StepSigns::default();
     let mut before = false;
     let (_, tables) = scan(source, |index, op, tables| {
         signs.events = index + 1;
         if let Op::Mark { kind: MarkKind::Phase, label, .. } = *op {
-            let name = tables.labels().get(label as usize).map_or("", String::as_str);
+            let name = tables.labels().get(label as usize).map_or("", FileText::raw);
             if before {
                 signs.history = signs.events;
             }

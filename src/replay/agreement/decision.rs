@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::{
-    base::Address,
+    base::{Address, FileText},
     replay::{ReplayMoment, list_of, verify::ObservedAction},
     strategy::{Freed, Outcome, Refusal, Shortage, StrategyEvent},
     trace::{MarkKind, Op},
@@ -79,7 +79,7 @@ pub struct TracePlace {
     /// The step, if the trace marks steps.
     pub step: Option<u32>,
     /// The phase, if the trace marks phases.
-    pub phase: Option<String>,
+    pub phase: Option<FileText>,
 }
 
 impl TracePlace {

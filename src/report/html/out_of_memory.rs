@@ -171,7 +171,7 @@ mod tests {
         let label = CaseLabel::default();
         let record = CaseRecord { oom_event: Some(7), ..CaseRecord::unmeasured(&label, Status::Oom, "") };
         assert_eq!(moment(&record), "event 7");
-        let in_step = CaseRecord { oom_step: Some(2), oom_phase: Some("backward".to_owned()), ..record };
+        let in_step = CaseRecord { oom_step: Some(2), oom_phase: Some("backward".into()), ..record };
         assert_eq!(moment(&in_step), "step 2, backward");
     }
 }

@@ -182,7 +182,7 @@ end 5"#;
         let trace = read(EXAMPLE).unwrap();
         assert_eq!(trace.name, "two layers");
         assert_eq!(trace.events.len(), 5);
-        assert_eq!(trace.tables.sites()[1], "model.py:12 # \"forward\"\n");
+        assert_eq!(trace.tables.sites()[1].raw(), "model.py:12 # \"forward\"\n");
         assert_eq!((trace.events[1].delta_ns, trace.events[1].thread.0), (1200, 0));
         assert_eq!(trace.events[4].thread.0, 1, "the thread stays until another is named");
         let Op::Free { slot: 0, stream } = trace.events[4].op else { panic!("{:?}", trace.events[4]) };

@@ -22,7 +22,7 @@ use crate::{
     file::{self, LineReader},
     interner::Interner,
 };
-use oomph_base::{SiteId, StreamId, TagId, ThreadId, Work};
+use oomph_base::{SiteId, StreamId, TagId, ThreadId, Work, escaped};
 
 /// A position in a native file.
 pub(crate) struct NativeReader {
@@ -56,7 +56,9 @@ impl NativeReader {
             words.end().map(|()| (version, name))
         });
         match header {
+            // The name is for tables and ids, which have one line.
             Ok((VERSION, name)) => {
+                let name = escaped(&name).into_owned();
                 let (parser, chunk) = (LineParser::default(), Vec::new());
                 Ok(NativeReader { lines, parser, chunk, name, bytes_read, file_bytes })
             }

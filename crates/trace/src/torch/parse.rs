@@ -10,7 +10,7 @@ use super::{
     pickle::{self, NodeId, PickleError, PickleFault, PickleHeap, PickleValue, TextId},
 };
 use crate::memory_budget::{MemoryBudget, OutOfBudget};
-use oomph_base::{Address, StreamId};
+use oomph_base::{Address, FileText, StreamId};
 use oomph_pytorch::SMALL_BUFFER;
 
 /// A snapshot that cannot be read.
@@ -350,7 +350,7 @@ impl SnapshotParser<'_> {
                 continue;
             };
             let device = get(SnapshotWord::Device).and_then(small);
-            let name = Arc::clone(self.heap.text(name));
+            let name = FileText::from(Arc::clone(self.heap.text(name)));
             self.budget.push(&mut annotations, Annotation { name, stage, device, time_us })?;
         }
         Ok(annotations)

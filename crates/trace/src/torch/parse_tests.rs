@@ -215,7 +215,7 @@ fn failed_request_and_pending_free_are_read() {
     let kinds: Vec<_> = recording.trace.events.iter().map(|event| event.op.kind().name()).collect();
     assert_eq!(kinds, ["alloc", "use", "free", "alloc", "free", "empty_cache"]);
     assert_eq!(recording.gaps.streams_guessed, 1);
-    assert!(recording.trace.tables.sites().iter().any(|site| crate::failed_when_recorded(site)));
+    assert!(recording.trace.tables.sites().iter().any(crate::failed_when_recorded));
     let without = recording.with_empty_caches(vec![], &NoProgress).unwrap();
     assert_eq!(without.trace.events.len(), 5);
     assert_eq!(without.trace.tables.streams().len(), 2);

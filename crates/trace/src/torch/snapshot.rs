@@ -5,7 +5,7 @@
 use std::{fmt, sync::Arc};
 
 use crate::interner::Interner;
-use oomph_base::{Address, StreamId};
+use oomph_base::{Address, FileText, StreamId};
 use oomph_pytorch::RecordedSettings;
 
 /// A memory snapshot.
@@ -189,7 +189,7 @@ pub enum SnapshotBlockState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Annotation {
     /// The name of the range.
-    pub name: Arc<str>,
+    pub name: FileText,
     /// Whether the range begins or ends.
     pub stage: AnnotationEdge,
     /// The device, if the file has it.

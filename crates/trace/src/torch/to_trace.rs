@@ -215,7 +215,7 @@ impl<'a> TraceConverter<'a> {
     }
 
     fn annotate(&mut self, annotation: &'a Annotation) {
-        let name: &str = &annotation.name;
+        let name = annotation.name.raw();
         match annotation.stage {
             AnnotationEdge::Start => {
                 let count = self.seen.entry(name).or_default();
@@ -296,12 +296,12 @@ const OPTIMIZER_STEP: &str = "Optimizer.step#";
 
 impl StepMarks {
     fn of(annotations: &[Annotation]) -> StepMarks {
-        if annotations.iter().any(|annotation| annotation.name.starts_with(PROFILER_STEP)) {
+        if annotations.iter().any(|annotation| annotation.name.raw().starts_with(PROFILER_STEP)) {
             return StepMarks::Numbered;
         }
         // Of several optimizers, the first one counts.
-        match annotations.iter().find(|annotation| annotation.name.starts_with(OPTIMIZER_STEP)) {
-            Some(annotation) => StepMarks::AfterOptimizer { optimizer: annotation.name.to_string(), done: 0 },
+        match annotations.iter().find(|annotation| annotation.name.raw().starts_with(OPTIMIZER_STEP)) {
+            Some(annotation) => StepMarks::AfterOptimizer { optimizer: annotation.name.raw().to_owned(), done: 0 },
             None => StepMarks::Unmarked,
         }
     }
@@ -310,11 +310,11 @@ impl StepMarks {
         match self {
             StepMarks::Unmarked => None,
             StepMarks::Numbered => match annotation.stage {
-                AnnotationEdge::Start => annotation.name.strip_prefix(PROFILER_STEP)?.parse().ok(),
+                AnnotationEdge::Start => annotation.name.raw().strip_prefix(PROFILER_STEP)?.parse().ok(),
                 AnnotationEdge::End => None,
             },
             StepMarks::AfterOptimizer { optimizer, done } => {
-                if annotation.stage != AnnotationEdge::End || *annotation.name != **optimizer {
+                if annotation.stage != AnnotationEdge::End || annotation.name.raw() != optimizer {
                     return None;
                 }
                 *done = done.saturating_add(1);

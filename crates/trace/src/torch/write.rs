@@ -154,7 +154,7 @@ impl<'a, W: Write> SnapshotWriter<'a, W> {
             AnnotationEdge::End => SnapshotWord::End,
         })?;
         self.word(SnapshotWord::Name)?;
-        self.text(&annotation.name)?;
+        self.text(annotation.name.raw())?;
         if let Some(device) = annotation.device {
             self.number(SnapshotWord::Device, device.into())?;
         }

@@ -438,7 +438,7 @@ mod tests {
             check(&recipe.with("validation_length", "100").workload().unwrap()).unwrap()
         };
         let (without, between) = (with("0"), with("2"));
-        assert!(between.phases.iter().any(|phase| phase == "validate"));
+        assert!(between.phases.iter().any(|phase| phase.raw() == "validate"));
         assert_eq!((between.live_bytes, between.peak.bytes), (without.live_bytes, without.peak.bytes));
         // Three passes after the second step, none after the last.
         let of_a_pass = (between.count(OpKind::Alloc) - without.count(OpKind::Alloc)) / 3;
