@@ -48,7 +48,8 @@ pub(crate) const OUTPUTS: TrainingFault = TrainingFault {
     ],
 };
 
-/// `total = total + loss` as a tensor, never run backward: the sum holds the graph of every step.
+/// `total = total + loss` as a tensor, in a loop without backward: the sum holds the graph of every step, with all the
+/// tensors that it saved.
 pub(crate) const LOSS_GRAPH: TrainingFault = TrainingFault {
     name: "loss_graph",
     programs: &[
@@ -65,7 +66,39 @@ pub(crate) const LOSS_GRAPH: TrainingFault = TrainingFault {
                 trainer.machine.zero_gradients();
             })
         }),
-        // `total += loss.item()`, and every step runs backward.
+        // `total += loss.item()`: the variable `loss` alone holds the graph, until the next loss is bound to it.
+        ("item", |_| {
+            let mut last = None;
+            FaultProgram::new(move |trainer, step| {
+                let (_, loss) = trainer.run_forward(step.step, step.length);
+                trainer.rebind_output(&mut last, Some(loss));
+                trainer.machine.zero_gradients();
+            })
+        }),
+    ],
+};
+
+/// `total += loss` in a loop with backward. The sum holds the nodes of every graph, which are host memory; backward has
+/// released what they saved (`Node::release_variables`). The device holds the sum, and nothing more with every step.
+pub(crate) const LOSS_SUM: TrainingFault = TrainingFault {
+    name: "loss_sum",
+    programs: &[
+        ("none", |_| {
+            let mut sum: Option<Tensor> = None;
+            FaultProgram::new(move |trainer, step| {
+                let (_, loss) = trainer.run_forward(step.step, step.length);
+                let (loss_tensor, bytes) = (loss.value.tensor, trainer.machine.bytes(loss.value.tensor));
+                // The program's variable holds the loss, so that it can be added after backward.
+                trainer.run_backward(step.step, loss, RetainGraph::No);
+                match sum {
+                    // A number plus a tensor is a new tensor; later losses are added to it in place.
+                    None => sum = Some(trainer.derive(loss_tensor, bytes, Category::Activation)),
+                    Some(sum) => trainer.machine.elementwise(3 * bytes, [sum, loss_tensor]),
+                }
+                trainer.update_and_zero(step);
+            })
+        }),
+        // `total += loss.item()`: the sum is a number on the host.
         ("item", |_| FaultProgram::plain()),
     ],
 };

@@ -28,6 +28,7 @@ use oomph_trace::{Category, MarkKind, TraceBuilder};
 const FAULTS: &[TrainingFault] = &[
     graphs::OUTPUTS,
     graphs::LOSS_GRAPH,
+    graphs::LOSS_SUM,
     graphs::INTERMEDIATES,
     graphs::RETAIN_GRAPH,
     graphs::RETAIN_TWICE,
@@ -328,6 +329,84 @@ mod tests {
         }
     }
 
+    /// The sizes of all requests of every step, sorted; what comes before the first step is its own entry.
+    fn requests(name: &str) -> Vec<Vec<u64>> {
+        let trace = Trace::read(&recipe(name).workload().unwrap()).unwrap();
+        let mut steps = vec![Vec::new()];
+        for event in &trace.events {
+            match event.op {
+                Op::Alloc { bytes, .. } => steps.last_mut().unwrap().push(bytes),
+                Op::Mark { kind: MarkKind::Step, .. } => steps.push(Vec::new()),
+                _ => {}
+            }
+        }
+        steps.iter_mut().for_each(|sizes| sizes.sort_unstable());
+        steps
+    }
+
+    /// What is left of sorted `sizes` without those of `others`.
+    fn without(sizes: &[u64], others: &[u64]) -> Vec<u64> {
+        let mut others = others.iter().peekable();
+        sizes
+            .iter()
+            .copied()
+            .filter(|size| {
+                while others.next_if(|other| *other < size).is_some() {}
+                others.next_if_eq(&size).is_none()
+            })
+            .collect()
+    }
+
+    /// Programs with a fault, the same program with a remedy, and what only one of them requests in a step.
+    const TWINS: [(&str, &str, &[u64], &[u64]); 16] = [
+        ("leak-cache", "leak-cache-fixed", &[], &[]),
+        ("leak-cache", "leak-cache-cpu-fixed", &[], &[]),
+        ("leak-cycle", "leak-cycle-fixed", &[], &[]),
+        ("leak-cycle", "leak-cycle-broken-fixed", &[], &[]),
+        ("leak-cycle", "leak-cycle-collected-fixed", &[], &[]),
+        ("leak-intermediates", "leak-intermediates-fixed", &[], &[]),
+        // The sum of losses is a tensor.
+        ("leak-loss-graph", "leak-loss-graph-fixed", &[4], &[]),
+        ("leak-loss-sum", "leak-loss-sum-fixed", &[4], &[]),
+        ("leak-no-zero-grad", "leak-no-zero-grad-fixed", &[], &[]),
+        // The most likely token of every row, and a copy of the logits.
+        ("leak-outputs", "leak-outputs-fixed", &[], &[8 * 2 * 1024]),
+        ("leak-outputs", "leak-outputs-detached", &[], &[LOGITS]),
+        ("leak-outputs", "leak-outputs-cpu", &[], &[]),
+        ("leak-retain-graph", "leak-retain-graph-fixed", &[], &[]),
+        ("leak-retain-graph", "leak-retain-rebound", &[], &[]),
+        ("leak-retain-twice", "leak-retain-twice-fixed", &[], &[]),
+        ("leak-slow", "leak-slow-fixed", &[], &[]),
+    ];
+
+    #[test]
+    fn twins_are_the_same_program_but_for_the_fault() {
+        for name in recipe_names().filter(|name| name.starts_with("leak-")) {
+            assert!(TWINS.iter().any(|twins| twins.0 == name || twins.1 == name), "{name} has no twin");
+        }
+        for (faulty, fixed, of_fault, of_remedy) in TWINS {
+            let (of_faulty, of_fixed) = (requests(faulty), requests(fixed));
+            assert_eq!(of_faulty.len(), of_fixed.len(), "{faulty} and {fixed} have as many steps");
+            for (step, (one, other)) in of_faulty.iter().zip(&of_fixed).enumerate() {
+                let (only_one, only_other) = (without(one, other), without(other, one));
+                let is_allowed = |only: &[u64], allowed: &[u64]| only.is_empty() || only == allowed;
+                assert!(is_allowed(&only_one, of_fault), "{faulty}, step {step}: {only_one:?}");
+                assert!(is_allowed(&only_other, of_remedy), "{fixed}, step {step}: {only_other:?}");
+            }
+        }
+    }
+
+    /// As PyTorch 2.11 has it: 512 bytes in all, and no more with every step.
+    #[test]
+    fn summed_loss_with_backward_is_level() {
+        let (summed, fixed) = (levels(&recipe("leak-loss-sum")), levels(&recipe("leak-loss-sum-fixed")));
+        assert!(summed.iter().zip(&fixed).all(|(with, without)| *with == without + 4), "{summed:?} {fixed:?}");
+        assert!(summed[1..].iter().all(|level| *level == summed[1]), "{summed:?}");
+        // Without backward, every step holds its graph.
+        let without_backward = growth("leak-loss-graph").unwrap();
+        assert!(without_backward > 1 << 30, "{without_backward}");
+    }
+
     #[test]
     fn faults_grow_by_what_they_hold() {
         for (name, bytes) in [
@@ -340,6 +419,7 @@ mod tests {
             ("leak-retain-rebound", 0),
             ("leak-retain-twice", 0),
             ("leak-no-zero-grad", 0),
+            ("leak-loss-sum", 0),
             ("val-with-grad", 0),
             ("loader-pinned", 0),
             ("loader-prefetched", 0),
