@@ -8,6 +8,7 @@ use oomph::{
     answer::advise::{AdviceQuestion, advise},
     base::{Bytes, NoProgress},
     device::DeviceSpec,
+    pytorch::export_line,
     trace::{self, Trace},
 };
 
@@ -18,7 +19,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let advice = advise(&AdviceQuestion::new(&trace, "", &device))?;
     println!("change the settings: {}, saves {}", advice.changes, Bytes(advice.saved_bytes));
     for row in advice.tried.iter().filter(|row| row.recommended) {
-        println!("export PYTORCH_CUDA_ALLOC_CONF={}", row.settings.as_deref().unwrap_or_default());
+        println!("{}", export_line(row.settings.as_deref().unwrap_or_default(), None));
     }
     Ok(())
 }

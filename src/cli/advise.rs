@@ -21,6 +21,7 @@ use crate::{
     base::{Bytes, MemoryLimit, Progress},
     device::{Card, DeviceSpec},
     measure::SCHEMA,
+    pytorch::ReleaseSpan,
     replay::verify::Verdict,
     report::AdviceReport,
     suite::{self, RankFile},
@@ -89,7 +90,7 @@ pub struct Args {
     /// an H200), as in PyTorch's set_per_process_memory_fraction; 1.0 is no limit.
     #[arg(long, value_name = "SIZE|FRACTION")]
     limit: Option<MemoryLimit>,
-    /// The current settings of the program, as in PYTORCH_CUDA_ALLOC_CONF [default: those of the
+    /// The current settings of the program, as in PYTORCH_ALLOC_CONF [default: those of the
     /// recording].
     #[arg(long, value_name = "SETTINGS")]
     current: Option<String>,
@@ -151,7 +152,7 @@ fn answer(
     if program.history_gap.is_some() {
         return Ok(Some(program.without_answer()));
     }
-    let AdvisedProgram { trace, current, confidence, dead_end, recorded_limit, .. } = program;
+    let AdvisedProgram { trace, current, confidence, dead_end, recorded_limit, release, .. } = program;
     let seen = dead_end.as_ref().and_then(|end| end.room_bytes).map(AvailableMemory::OfCard);
     let room = request.room.or(recorded_limit.as_ref().map(AvailableMemory::of_recording)).or(seen);
     // A recording that ends with an OOM needs more than its device had.
@@ -163,6 +164,7 @@ fn answer(
         room,
         dead_end: dead_end.as_ref(),
         recorded_limit: recorded_limit.as_ref(),
+        release,
         repeat: args.repeat,
         jobs,
         stop: Some(stop),
@@ -215,6 +217,7 @@ struct AdvisedProgram {
     confidence: Confidence,
     dead_end: Option<FinalOom>,
     recorded_limit: Option<RecordedLimit>,
+    release: Option<ReleaseSpan>,
     history_gap: Option<HistoryGap>,
 }
 
@@ -250,6 +253,7 @@ impl AdvisedProgram {
                     dead_end: recording.dead_end(),
                     history_gap: recording.history_gap(),
                     recorded_limit: recording.limit,
+                    release: recording.release,
                     trace: recording.trace,
                 }
             }
@@ -262,6 +266,7 @@ impl AdvisedProgram {
                     confidence: Confidence::Unverified,
                     dead_end: None,
                     recorded_limit: None,
+                    release: None,
                     history_gap: None,
                 }
             }

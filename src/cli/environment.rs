@@ -10,12 +10,13 @@ use std::{
 use crate::{
     device::{DeviceSpec, DeviceSpecError},
     measure::SCHEMA,
+    pytorch::{CONF_VARIABLE, NEW_CONF_VARIABLE},
     report::Environment,
     strategy::StrategySpec,
 };
 
 /// The variables that PyTorch 2.11 reads its allocator settings from; the first that is set wins.
-const PYTORCH_SETTINGS: [&str; 2] = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
+const PYTORCH_SETTINGS: [&str; 2] = [CONF_VARIABLE, NEW_CONF_VARIABLE];
 
 /// A new folder for a run, named by time, suites and shard. Two runs in one second get two folders.
 pub fn new_run_folder(suites: &[String], part: Option<&str>) -> PathBuf {

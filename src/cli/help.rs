@@ -18,6 +18,81 @@ use super::{
     output,
 };
 
+/// Headings of `--help` and their commands, by what users come for.
+pub const GROUPS: [(&str, &[&str]); 3] = [
+    ("You come with a problem", &["record", "advise", "leaks", "inspect", "threshold", "techniques"]),
+    ("You compare allocators", &["run", "replay", "compare", "report", "stress", "verify", "convert"]),
+    ("Set-up", &["doctor", "list", "claims", "completions", "man"]),
+];
+
+/// The width of the column of names.
+const NAMES: usize = 13;
+/// Lines are as wide as the terminal, and at most this wide.
+const MOST_COLUMNS: u16 = 120;
+/// Their width where there is no terminal, as in clap's own texts.
+const USUAL_COLUMNS: u16 = 100;
+
+/// The program with its commands in groups.
+pub fn grouped(program: Command) -> Command {
+    let header = *program.get_styles().get_header();
+    let template = format!(
+        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{}\n{header}Options:{header:#}\n{{options}}{{after-help}}",
+        overview(&program)
+    );
+    program.help_template(template)
+}
+
+/// The commands in groups, a line or more for each.
+fn overview(program: &Command) -> String {
+    let header = *program.get_styles().get_header();
+    let mut text = String::new();
+    for (title, names) in GROUPS {
+        text.push_str(&format!("{header}{title}:{header:#}\n"));
+        for name in names {
+            let about = program.find_subcommand(name).and_then(Command::get_about).map(ToString::to_string);
+            let about = wrapped(&about.unwrap_or_default(), 2 + NAMES, columns());
+            text.push_str(&format!("  {name:<NAMES$}{about}\n"));
+        }
+        text.push('\n');
+    }
+    text.push_str("`oomph COMMAND --help` explains a command, with examples.\n");
+    text
+}
+
+/// The width of the texts.
+fn columns() -> usize {
+    output::terminal().width.unwrap_or(USUAL_COLUMNS).min(MOST_COLUMNS).into()
+}
+
+/// A text in lines of this width that begin at column `indent`.
+fn wrapped(text: &str, indent: usize, width: usize) -> String {
+    let (mut lines, mut column) = (String::new(), indent);
+    for word in text.split_whitespace() {
+        let length = word.chars().count();
+        if column == indent {
+            column += length;
+        } else if column + 1 + length <= width {
+            lines.push(' ');
+            column += 1 + length;
+        } else {
+            lines.push_str(&format!("\n{:indent$}", ""));
+            column = indent + length;
+        }
+        lines.push_str(word);
+    }
+    lines
+}
+
+/// `oomph` by itself, in a folder without the quick suite.
+pub fn print_overview(program: &Command) -> CommandResult {
+    let about = program.get_about().map(ToString::to_string).unwrap_or_default();
+    let about = wrapped(&format!("{about}."), 0, columns());
+    let suite = "`oomph run quick` runs the quick suite: the patterns that matter most under three allocators, on the \
+                 simulated GPU.";
+    output::say(&format!("{about}\n\n{}\n{}\n", overview(program), wrapped(suite, 0, columns())))?;
+    Ok(exit::OK)
+}
+
 /// The command with its paragraphs in one line each, so that clap wraps them at the terminal's
 /// width. Examples and tables, which are indented, stay as they are.
 pub fn flowing(command: Command) -> Command {
@@ -139,6 +214,14 @@ pub fn completions(args: &CompletionsArgs, command: &mut clap::Command) -> Comma
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn texts_of_commands_stay_in_their_column() {
+        let text = wrapped("Make one page with charts and tables", 15, 40);
+        assert_eq!(text, "Make one page with charts\n               and tables");
+        assert_eq!(wrapped("", 15, 40), "");
+        assert_eq!(wrapped("oomph unbreakable-and-long", 4, 10), "oomph\n    unbreakable-and-long");
+    }
 
     #[test]
     fn paragraphs_flow_and_examples_stay() {

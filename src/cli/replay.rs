@@ -17,7 +17,7 @@ use super::{
     options::{DeviceOptions, Format, NeedsOptions, WorkerOptions},
     output,
     progress::Stages,
-    source::{self, RecordedProgram, SourceOptions},
+    source::{self, RecordedProgram, SourceSettings},
 };
 use crate::{
     base::Progress,
@@ -34,11 +34,12 @@ use crate::{
     trace::{PROGRESS_PER_READING, ProgressSource, Source},
 };
 
-/// Runs one workload or trace under each strategy, on a fresh device, and compares the results.
+/// Runs workloads or traces under each strategy, on a fresh device, and compares the results.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   oomph replay checkerboard
+  oomph replay leak-cache leak-cache-fixed --strategy caching      a program beside its repaired twin
   oomph replay training --set batch=16 --strategy caching --strategy direct --limit 24GiB
   oomph replay steps.oomph.gz --strategy caching:max_split_size_mb:128,garbage_collection_threshold:0.8
   oomph replay snapshot.pickle --strategy caching --limit 12GiB --repeat 3
@@ -47,16 +48,20 @@ Examples:
   oomph replay variable-length --limit 6GiB --export-html why.html
   oomph replay mix-1000 --strategy caching --strategy address:caching --threads 1,4,16
   oomph replay gpt-124m --strategy caching --strategy plugin:./my_allocator.so,alloc:my_alloc,free:my_free
-  PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True oomph replay training --strategy caching:env
+  PYTORCH_ALLOC_CONF=expandable_segments:True oomph replay training --strategy caching:env
   oomph replay snapshot.pickle --strategy caching:recorded
 
 `caching:recorded` is PyTorch's allocator with the settings of the recording. A PyTorch snapshot is replayed under the
 memory limit of its program, if the recording implies one; --limit sets another.")]
 pub struct Args {
+    /// A workload (see `oomph list workloads`), a workload TOML, or a trace file in any known
+    /// format; several are compared in one table.
+    #[arg(value_name = "SOURCE", required = true)]
+    sources: Vec<String>,
     #[command(flatten)]
-    source: SourceOptions,
+    settings: SourceSettings,
     /// A strategy with its parameters, such as caching:expandable_segments:True; may be repeated.
-    /// `caching:env` takes the settings from PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF,
+    /// `caching:env` takes the settings from PYTORCH_CUDA_ALLOC_CONF or, if that is not set, PYTORCH_ALLOC_CONF;
     /// `caching:recorded` those of the recording. [default: direct, caching and
     /// caching:expandable_segments:True; for a recording also caching:recorded]
     #[arg(long, short, value_name = "NAME[:PARAMETERS]")]
@@ -86,7 +91,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t)]
     format: Format,
     /// Write the replay as a PyTorch memory snapshot, for pytorch.org/memory_viz; needs exactly one
-    /// --strategy.
+    /// SOURCE and one --strategy.
     #[arg(long, value_name = "FILE.pickle")]
     export_snapshot: Option<PathBuf>,
     /// Overwrite the file of --export-snapshot.
@@ -101,14 +106,10 @@ pub fn run(args: Args) -> CommandResult {
             "--threads prints its times as a table only; `oomph run` writes them to timings.csv"
         )));
     }
-    let readings_for_needs = 1 + u64::from(args.needs.pack);
-    let origin = args.source.spec()?;
-    let stages = Stages::of(&args.source.source);
-    let (source, program) = args.source.open_with_program(&stages)?;
-    let strategies = source::strategies_of_recording(&args.strategy, program.as_ref())?;
-    let passes = strategies.len() as u64 * u64::from(args.repeat) + u64::from(args.export_snapshot.is_some());
-    let source = ProgressSource::stage(source, stages.clone(), "replaying", passes + readings_for_needs);
-    let cases = cases(&args, &strategies, Arc::new(source), &origin, program.as_ref())?;
+    let device = args.device.spec()?;
+    let opened = open_sources(&args)?;
+    let stages = Stages::of(&args.title());
+    let cases = cases(&args, &device, &opened, &stages)?;
     let stop = exit::stop_flag(StopPolicy::AtOnce)?;
     let runner = args.workers.runner(&cases, Some(&stop))?;
     let mut records: Vec<Option<CaseRecord>> = vec![None; cases.len()];
@@ -116,7 +117,7 @@ pub fn run(args: Args) -> CommandResult {
     let mut timings = Vec::new();
     let with_needs = WithNeeds::new(&runner, args.needs.pack_within());
     suite::run(&cases, &with_needs, suite::all_cores(), &stop, |progress| match progress {
-        CaseProgress::Started(case) => stages.note(&format!("replaying under {}", case.label.strategy)),
+        CaseProgress::Started(case) => stages.note(&format!("replaying {}", args.name_of(&case.label))),
         CaseProgress::Finished(case, outcome) => {
             // The progress of a worker process is known when it has finished.
             if runner.isolation.isolates(case) {
@@ -139,13 +140,16 @@ pub fn run(args: Args) -> CommandResult {
     {
         return Err(CommandError::usage(anyhow!("{}", first.reason)));
     }
-    if let Some(note) = program.as_ref().and_then(|program| program.note(&args.device)) {
-        output::complain(&format!("note: {note}"));
+    for source in &opened {
+        if let Some(note) = source.program.as_ref().and_then(|program| program.note(&args.device)) {
+            let subject = if args.sources.len() > 1 { format!("{}: ", source.label) } else { String::new() };
+            output::complain(&format!("note: {subject}{note}"));
+        }
     }
     args.format.print(&records)?;
     let details: Vec<CaseDetail> = details.into_iter().flatten().collect();
     if args.format == Format::Table {
-        output::say(&over_time(&details))?;
+        output::say(&over_time(&args, &details))?;
     }
     if let Some(waterfall) = args.needs.waterfall(&records, args.format) {
         output::say(&waterfall)?;
@@ -153,7 +157,6 @@ pub fn run(args: Args) -> CommandResult {
     if !timings.is_empty() {
         output::say(&format!("\n{}", report::timings(&timings, output::medium())))?;
     }
-    let device = args.device.spec()?;
     args.exports.write(&records, || page_data(&args, &device, &records, timings, details))?;
     if let Some(written) = exported? {
         output::complain(&written);
@@ -161,13 +164,63 @@ pub fn run(args: Args) -> CommandResult {
     Ok(if stop.load(Ordering::Relaxed) { exit::INTERRUPTED } else { output::complain_of_failures(&records) })
 }
 
-/// Reserved memory over time, one line per strategy.
-fn over_time(details: &[CaseDetail]) -> String {
+impl Args {
+    /// All sources, where they need one name.
+    fn title(&self) -> String {
+        match &self.sources[..] {
+            [source] => source.clone(),
+            sources => format!("{} sources", sources.len()),
+        }
+    }
+
+    /// A case among the others: sources differ where there are several.
+    fn name_of(&self, label: &CaseLabel) -> String {
+        if self.sources.len() > 1 { format!("{}, {}", label.workload, label.strategy) } else { label.strategy.clone() }
+    }
+}
+
+/// A source and what it is replayed under.
+struct ReplaySource {
+    origin: SourceSpec,
+    source: Arc<dyn Source>,
+    program: Option<RecordedProgram>,
+    strategies: Vec<StrategySpec>,
+    /// Its name in tables: as typed, where the names of several files are the same.
+    label: String,
+}
+
+/// Opens all sources. Each gets the strategies as typed, or the usual ones for it.
+fn open_sources(args: &Args) -> Result<Vec<ReplaySource>, CommandError> {
+    let mut opened: Vec<ReplaySource> = Vec::new();
+    for typed in &args.sources {
+        if opened.iter().any(|other| other.origin.name == *typed) {
+            return Err(CommandError::usage(anyhow!("'{typed}' is given twice; --repeat runs a source several times")));
+        }
+        let options = args.settings.of(typed);
+        let origin = options.spec()?;
+        let (source, program) = options.open_with_program(&Stages::of(typed))?;
+        let label = source.name().to_owned();
+        opened.push(ReplaySource { origin, source: Arc::from(source), program, strategies: Vec::new(), label });
+    }
+    // Resolved once: `caching:env` reports what it found.
+    let typed = source::resolved_strategies(&args.strategy)?;
+    let names: Vec<String> = opened.iter().map(|source| source.label.clone()).collect();
+    for source in &mut opened {
+        source.strategies = source::strategies_of_recording(&typed, &source.origin.name, source.program.as_ref())?;
+        if names.iter().filter(|name| **name == source.label).count() > 1 {
+            source.label.clone_from(&source.origin.name);
+        }
+    }
+    Ok(opened)
+}
+
+/// Reserved memory over time, one line per case.
+fn over_time(args: &Args, details: &[CaseDetail]) -> String {
     let levels = |detail: &CaseDetail| detail.timeline.points.iter().map(|point| point.reserved_bytes.max).collect();
     let drawn: Vec<(String, Vec<u64>)> = details
         .iter()
         .filter(|detail| detail.timeline.points.len() > 1)
-        .map(|detail| (detail.label.strategy.clone(), levels(detail)))
+        .map(|detail| (args.name_of(&detail.label), levels(detail)))
         .collect();
     if drawn.is_empty() {
         return String::new();
@@ -184,8 +237,11 @@ fn page_data(
     details: Vec<CaseDetail>,
 ) -> Result<PageRun, CommandError> {
     Ok(PageRun {
-        name: records.first().map_or_else(String::new, |record| record.workload.clone()),
-        environment: environment::describe(device, args.source.settings.seed)?,
+        name: match &args.sources[..] {
+            [_] => records.first().map_or_else(String::new, |record| record.workload.clone()),
+            _ => args.title(),
+        },
+        environment: environment::describe(device, args.settings.seed)?,
         records: records.to_vec(),
         timings,
         details: DetailStore::Held(details.into_iter().map(|detail| (detail.case_id.clone(), detail)).collect()),
@@ -196,6 +252,10 @@ fn page_data(
 /// A snapshot shows one run of one strategy.
 fn check_export(args: &Args) -> Result<(), CommandError> {
     let Some(path) = &args.export_snapshot else { return Ok(()) };
+    if args.sources.len() != 1 {
+        let count = args.sources.len();
+        return Err(CommandError::usage(anyhow!("--export-snapshot needs exactly one SOURCE; there are {count}")));
+    }
     if args.strategy.len() != 1 {
         let count = args.strategy.len();
         return Err(CommandError::usage(anyhow!("--export-snapshot needs exactly one --strategy; there are {count}")));
@@ -225,15 +285,34 @@ fn export(
     export::save(&witnessed, path, progress).map(Some)
 }
 
-/// One case per strategy, under the limit of the recorded program if there is no other.
+/// One case per source and strategy. The stage of the replays begins.
 fn cases(
     args: &Args,
-    strategies: &[StrategySpec],
-    source: Arc<dyn Source>,
-    origin: &SourceSpec,
-    program: Option<&RecordedProgram>,
+    device: &DeviceSpec,
+    sources: &[ReplaySource],
+    stages: &Stages,
 ) -> Result<Vec<Case>, CommandError> {
-    let device = args.device.spec()?;
+    let readings_for_needs = 1 + u64::from(args.needs.pack);
+    let exported = u64::from(args.export_snapshot.is_some());
+    let readings =
+        |source: &ReplaySource| source.strategies.len() as u64 * u64::from(args.repeat) + exported + readings_for_needs;
+    stages.begin_stage("replaying", sources.iter().map(readings).sum::<u64>().saturating_mul(PROGRESS_PER_READING));
+    let mut cases = Vec::new();
+    for replayed in sources {
+        let source = ProgressSource::within(Arc::clone(&replayed.source), stages.clone(), readings(replayed));
+        cases.extend(cases_of(args, device, replayed, &(Arc::new(source) as Arc<dyn Source>))?);
+    }
+    Ok(cases)
+}
+
+/// One case per strategy, under the limit of the recorded program if there is no other.
+fn cases_of(
+    args: &Args,
+    device: &DeviceSpec,
+    replayed: &ReplaySource,
+    source: &Arc<dyn Source>,
+) -> Result<Vec<Case>, CommandError> {
+    let program = replayed.program.as_ref();
     let recorded = program.and_then(|program| program.limit(&args.device));
     let limit = args.device.limit_bytes()?.or(recorded.map(|limit| limit.bytes));
     // The recorded program survived its failures.
@@ -243,22 +322,22 @@ fn cases(
     let case = |strategy: &StrategySpec| {
         let label = CaseLabel {
             suite: "replay".to_owned(),
-            workload: source.name().to_owned(),
+            workload: replayed.label.clone(),
             strategy: strategy.to_string(),
             device: device.to_string(),
             limit,
-            seed: args.source.settings.seed,
+            seed: args.settings.seed,
             repeat: args.repeat,
         };
         Case {
-            origin: origin.clone(),
+            origin: replayed.origin.clone(),
             on_out_of_memory: if args.skip_oom || survives { OnOutOfMemory::Skip } else { OnOutOfMemory::Stop },
             pace: if args.paced { Pace::Recorded } else { Pace::Flat },
             timed: !args.threads.is_empty(),
             threads: args.threads.clone(),
             timeout: args.workers.case_timeout,
-            ..Case::new(label, Arc::clone(&source), strategy.clone(), device.clone())
+            ..Case::new(label, Arc::clone(source), strategy.clone(), device.clone())
         }
     };
-    Ok(strategies.iter().map(case).collect())
+    Ok(replayed.strategies.iter().map(case).collect())
 }

@@ -212,15 +212,25 @@ pub fn replay<'a>(
 /// The name that stands for PyTorch's allocator with the settings of the recording.
 pub const RECORDED: &str = "caching:recorded";
 
-/// Strategies as typed, or the usual ones; `caching:recorded` needs a recording.
+/// Strategies as typed, with `caching:env` resolved and reported.
+pub fn resolved_strategies(typed: &[String]) -> Result<Vec<String>, CommandError> {
+    let resolved = |text: &String| match text.as_str() {
+        RECORDED => Ok(text.clone()),
+        _ => Ok(strategy(text)?.to_string()),
+    };
+    typed.iter().map(resolved).collect()
+}
+
+/// Strategies as typed, or the usual ones; `caching:recorded` needs a recording as `source`.
 pub fn strategies_of_recording(
     typed: &[String],
+    source: &str,
     recorded: Option<&RecordedProgram>,
 ) -> Result<Vec<StrategySpec>, CommandError> {
     let one = |text: &str| match (text, recorded) {
         (RECORDED, Some(recorded)) => strategy_or_recorded(None, &recorded.settings),
         (RECORDED, None) => {
-            let reason = "takes the settings of a PyTorch snapshot, and the source is something else";
+            let reason = format!("takes the settings of a PyTorch snapshot, and '{source}' is something else");
             Err(CommandError::usage(anyhow!("{RECORDED} {reason}")))
         }
         _ => strategy(text),

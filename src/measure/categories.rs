@@ -1,6 +1,6 @@
 //! What live memory is for: bytes by tag with a copy of them at the allocated peak, and bytes by category over time.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::timeline::{Join, ThinnedSeries};
 use crate::{
@@ -25,6 +25,7 @@ pub struct Composition {
     /// Number of the stretch's first event, from 0.
     pub event: u64,
     /// Bytes in blocks, in the order of [`Category::ALL`].
+    #[serde(deserialize_with = "known_categories")]
     pub bytes: [u64; Category::ALL.len()],
     /// Their sum.
     pub total: u64,
@@ -140,7 +141,15 @@ impl CategoryRecorder {
 
 /// Where reports show the category.
 fn place(category: Category) -> usize {
-    Category::ALL.iter().position(|&known| known == category).unwrap_or(Category::ALL.len() - 1)
+    category as usize
+}
+
+/// Files of older versions have fewer categories: there are no bytes of the others.
+fn known_categories<'de, D: Deserializer<'de>>(from: D) -> Result<[u64; Category::ALL.len()], D::Error> {
+    let known = Vec::<u64>::deserialize(from)?;
+    let mut bytes = [0; Category::ALL.len()];
+    bytes.iter_mut().zip(known).for_each(|(place, known)| *place = known);
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -148,6 +157,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn details_with_fewer_categories_can_be_read() {
+        let read: Composition = serde_json::from_str(r#"{"event":3,"bytes":[1,2,3,4,5,6,7,8],"total":36}"#).unwrap();
+        assert_eq!((read.bytes[Category::Unknown as usize], read.bytes[Category::Cache as usize]), (8, 0));
+        assert_eq!(serde_json::from_str::<Composition>(&serde_json::to_string(&read).unwrap()).unwrap(), read);
+    }
 
     proptest! {
         #[test]

@@ -265,6 +265,8 @@ pub struct CaseRecord {
     pub at_peak_input_bytes: Option<u64>,
     /// Bytes in blocks of no known category at the allocated peak.
     pub at_peak_unknown_bytes: Option<u64>,
+    /// Bytes in blocks of this category at the allocated peak.
+    pub at_peak_cache_bytes: Option<u64>,
 }
 
 impl CaseRecord {
@@ -527,6 +529,7 @@ impl CaseRecord {
             (Category::Workspace, &mut self.at_peak_workspace_bytes),
             (Category::Input, &mut self.at_peak_input_bytes),
             (Category::Unknown, &mut self.at_peak_unknown_bytes),
+            (Category::Cache, &mut self.at_peak_cache_bytes),
         ] {
             *column = Some(parts.iter().filter(|part| part.category == category).map(|part| part.bytes).sum());
         }

@@ -77,6 +77,7 @@ fn text(advice: &Advice, top: usize, medium: Medium) -> String {
 /// What is said about the advice, each with a label.
 fn facts(advice: &Advice) -> Vec<(&'static str, String)> {
     let mut facts = Vec::new();
+    facts.extend(advice.export_note.clone().map(|words| ("variable", words)));
     if let Some(end) = &advice.dead_end {
         facts.push(("OOM", failure(end)));
         facts.extend(end.holders.iter().map(|holder| ("held by", held(holder))));
@@ -395,7 +396,7 @@ fn tried(advice: &Advice, top: usize, medium: Medium) -> String {
     let mut legend =
         "Reserved, no limit: compare it with torch.cuda.max_memory_reserved. Smallest limit: in which everything \
          completes. Smallest device: with context and libraries. Other allocators cannot be selected through \
-         PYTORCH_CUDA_ALLOC_CONF."
+         PyTorch's settings."
             .to_owned();
     if left_out > 0 {
         let _ = write!(legend, " Not shown: {left_out} (--top 99 shows all).");
@@ -443,6 +444,7 @@ fn cells(row: &AdviceRow) -> [String; 7] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pytorch::{ReleaseSpan, export_line, variable_note};
     use crate::{
         answer::{
             advise::checked_predictions,
@@ -478,7 +480,8 @@ mod tests {
             source: "run.pickle".to_owned(),
             recommended: "expandable_segments:True".to_owned(),
             changes: true,
-            export: Some("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".to_owned()),
+            export: Some(export_line("expandable_segments:True", Some(ReleaseSpan::From2_10))),
+            export_note: Some(variable_note(Some(ReleaseSpan::From2_10)).to_owned()),
             needed_now_bytes: now.needed_bytes,
             needed_bytes: best.needed_bytes,
             saved_bytes: 636 * MIB,
@@ -499,8 +502,9 @@ mod tests {
         insta::assert_snapshot!(shown(&sample(), 1, Medium::PIPE), @"
         run.pickle: another setting needs less memory. Paste this before you start the program:
 
-            export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+            export PYTORCH_ALLOC_CONF=expandable_segments:True
 
+          variable       PYTORCH_ALLOC_CONF is for PyTorch 2.10 and later, as recorded. The deprecated PYTORCH_CUDA_ALLOC_CONF wins if both are set: unset it
           reserved       falls from 8.79 GiB to 6.45 GiB without a limit (torch.cuda.max_memory_reserved)
           smallest limit 6,184 MiB instead of 6,820 MiB: 636 MiB less (9.3 %)
           driver time    4.50 ms instead of 4.00 ms: 500 us more in total
@@ -515,7 +519,7 @@ mod tests {
          (defaults)                 8.79 GiB    6,820 MiB   7,414 MiB   4.00 ms                  now
          another allocator: bfc     8.79 GiB    6,400 MiB   6,994 MiB   4.00 ms
         ─────────────────────────────────────────────────────────────────────────────────────────────
-        Reserved, no limit: compare it with torch.cuda.max_memory_reserved. Smallest limit: in which everything completes. Smallest device: with context and libraries. Other allocators cannot be selected through PYTORCH_CUDA_ALLOC_CONF. Not shown: 1 (--top 99 shows all).
+        Reserved, no limit: compare it with torch.cuda.max_memory_reserved. Smallest limit: in which everything completes. Smallest device: with context and libraries. Other allocators cannot be selected through PyTorch's settings. Not shown: 1 (--top 99 shows all).
         ");
     }
 
@@ -570,7 +574,7 @@ mod tests {
     #[test]
     fn markdown_has_the_line_in_a_block() {
         let text = shown(&sample(), 4, Medium::Markdown);
-        assert!(text.contains("```sh\nexport PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n```"), "{text}");
+        assert!(text.contains("```sh\nexport PYTORCH_ALLOC_CONF=expandable_segments:True\n```"), "{text}");
         assert!(text.contains("| another allocator: bfc"), "{text}");
     }
 

@@ -136,6 +136,12 @@ impl SuiteFile {
         CATALOG.built_in_names()
     }
 
+    /// Whether `suites/` of the current folder has a suite of this name.
+    #[must_use]
+    pub fn is_in_current_folder(name: &str) -> bool {
+        CATALOG.own_file(name).is_some()
+    }
+
     /// The built-in suites and those in `suites/` of the current folder.
     pub fn all_named() -> Vec<CatalogEntry> {
         CATALOG.all()

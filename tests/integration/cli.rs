@@ -42,14 +42,96 @@ fn help_teaches_and_lists_the_exit_codes() {
 }
 
 #[test]
-fn no_subcommand_runs_quick() {
+fn help_groups_commands_by_what_users_come_for() {
+    let (out, _) = run(empty(), &["--help"], 0);
+    let place = |text: &str| out.find(text).unwrap_or_else(|| panic!("{text} is missing in {out}"));
+    let places = [
+        "You come with a problem:\n  record ",
+        "\n  advise ",
+        "\n  leaks ",
+        "\n  inspect ",
+        "You compare allocators:\n  run ",
+        "\n  replay ",
+        "Set-up:\n  doctor ",
+        "`oomph COMMAND --help`",
+        "Options:\n",
+        "Exit codes:\n",
+    ]
+    .map(place);
+    assert!(places.is_sorted(), "{out}");
+    assert_eq!(out.matches("\n  replay ").count(), 1, "every command once: {out}");
+    assert!(out.lines().all(|line| line.chars().count() <= 100), "{out}");
+    assert_eq!(run(empty(), &["help"], 0).0, out);
+}
+
+#[test]
+fn no_subcommand_elsewhere_shows_the_overview() {
     let folder = empty();
+    let (out, err) = run(&folder, &[], 0);
+    assert!(out.contains("You come with a problem:\n  record ") && out.contains("`oomph run quick` runs"), "{out}");
+    assert_eq!(err, "");
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 0, "nothing is written");
+    // A folder with other suites is not the repository.
+    fs::create_dir(folder.path().join("suites")).unwrap();
+    assert_eq!(run(&folder, &[], 0).0, out);
+}
+
+/// `cargo run --release` in the repository.
+#[test]
+fn no_subcommand_runs_quick_where_it_is() {
+    let folder = empty();
+    fs::create_dir(folder.path().join("suites")).unwrap();
+    fs::copy("suites/quick.toml", folder.path().join("suites/quick.toml")).unwrap();
     let (out, _) = run(&folder, &[], 0);
     assert!(out.contains("checkerboard") && out.contains("caching"), "{out}");
     let place = out.lines().find_map(|line| line.strip_prefix("results: ")).expect("the last line says where");
     for file in ["runs.csv", "comparison.csv", "env.json", "summary.md", "cases"] {
         assert!(folder.path().join(place).join(file).exists(), "{file}");
     }
+}
+
+#[test]
+fn several_sources_are_compared_in_one_table() {
+    let folder = empty();
+    let twins = ["replay", "leak-loss-sum", "leak-loss-sum-fixed", "-s", "caching", "--set", "steps=2"];
+    let twins = [&twins[..], &["--set", "layers=1", "--set", "width=64", "--set", "heads=1"]].concat();
+    let (table, _) = run(&folder, &twins, 0);
+    assert_eq!(table.matches("fragmen-").count(), 1, "one table: {table}");
+    for name in ["leak-loss-sum[", "leak-loss-sum-fixed["] {
+        let is_row =
+            |line: &str| line.trim_start().starts_with(name) && line.contains("] ") && line.contains(" caching ");
+        assert!(table.lines().any(is_row), "{table}");
+        let is_in_plot = |line: &str| line.contains(name) && line.contains("], caching");
+        assert!(table.lines().any(is_in_plot), "{table}");
+    }
+    let (json, _) = run(&folder, &[&twins[..], &["--format", "json"]].concat(), 0);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let workloads: Vec<&str> =
+        json["rows"].as_array().unwrap().iter().map(|row| row["workload"].as_str().unwrap()).collect();
+    assert!(workloads.len() == 2 && workloads[0].starts_with("leak-loss-sum["), "{workloads:?}");
+    assert!(workloads[1].starts_with("leak-loss-sum-fixed["), "{workloads:?}");
+    let alone = [&["replay", "leak-loss-sum"], &twins[3..]].concat();
+    let (csv, _) = run(&folder, &[&twins[..], &["--format", "csv"]].concat(), 0);
+    let (csv_alone, _) = run(&folder, &[&alone[..], &["--format", "csv"]].concat(), 0);
+    assert_eq!(csv.lines().count(), 3, "{csv}");
+    assert!(csv.starts_with(&csv_alone), "the row of a source does not depend on the others: {csv}\n{csv_alone}");
+}
+
+#[test]
+fn sources_of_one_name_are_told_apart() {
+    let folder = empty();
+    for (place, seed) in [("a", "1"), ("b", "2")] {
+        fs::create_dir(folder.path().join(place)).unwrap();
+        run(&folder, &["convert", "checkerboard", &format!("{place}/run.oomph"), "--seed", seed], 0);
+    }
+    let (csv, _) = run(&folder, &["replay", "a/run.oomph", "b/run.oomph", "-s", "direct", "--format", "csv"], 0);
+    assert!(csv.contains("replay/a/run.oomph/direct@") && csv.contains("replay/b/run.oomph/direct@"), "{csv}");
+    refused(&folder, &["replay", "a/run.oomph", "a/run.oomph"], &["'a/run.oomph' is given twice", "--repeat"]);
+    let export = ["replay", "a/run.oomph", "b/run.oomph", "-s", "caching", "--export-snapshot", "x.pickle"];
+    refused(&folder, &export, &["--export-snapshot needs exactly one SOURCE; there are 2"]);
+    refused(&folder, &["replay", "a/run.oomph", "b/none.oomph"], &["b/none.oomph: no such file"]);
+    let recorded = ["replay", "a/run.oomph", "checkerboard", "-s", "caching:recorded"];
+    refused(&folder, &recorded, &["caching:recorded", "'a/run.oomph' is something else"]);
 }
 
 #[test]

@@ -13,9 +13,11 @@
 
 mod recorded;
 mod settings;
+mod variable;
 
 pub use recorded::{InitialLayout, RecordedSettings, RecordedValue};
 pub use settings::{AllocatorSettings, AllocatorSettingsError, CONF_VARIABLE, UNLIMITED};
+pub use variable::{NEW_CONF_VARIABLE, ReleaseSpan, export_line, variable_note};
 
 use oomph_base::{MIB, round_up};
 

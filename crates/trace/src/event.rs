@@ -240,6 +240,8 @@ oomph_base::named_enum! {
         /// Not known.
         #[default]
         Unknown = "unknown",
+        /// Kept for later requests, such as keys and values of attention. Last: files have the numbers of the others.
+        Cache = "cache",
     }
 }
 

@@ -28,6 +28,7 @@ use crate::{
     base::{Bytes, NoProgress, Progress, parallel_map},
     device::DeviceSpec,
     measure::{OomReport, SCHEMA},
+    pytorch::{ReleaseSpan, export_line, variable_note},
     replay::{LimitEnforcer, Replay, ReplayOptions},
     strategy::StrategySpec,
     trace::{
@@ -76,6 +77,8 @@ pub struct AdviceQuestion<'a> {
     pub dead_end: Option<&'a FinalOom>,
     /// The limit under which the recording was made, if one is known.
     pub recorded_limit: Option<&'a RecordedLimit>,
+    /// The release of PyTorch, as far as the recording tells it.
+    pub release: Option<ReleaseSpan>,
     /// How often the trace must complete, back to back.
     pub repeat: u32,
     /// How many replays run side by side.
@@ -97,6 +100,7 @@ impl<'a> AdviceQuestion<'a> {
             room: None,
             dead_end: None,
             recorded_limit: None,
+            release: None,
             repeat: 1,
             jobs: 1,
             stop: None,
@@ -179,6 +183,8 @@ pub struct Advice {
     pub changes: bool,
     /// What to paste into a shell, where there is something to change.
     pub export: Option<String>,
+    /// Which name of the variable is for which release of PyTorch.
+    pub export_note: Option<String>,
     /// The settings that come closest, where nothing completes in the memory that there is and they are other settings.
     pub closest: Option<String>,
     /// What is reserved with the current settings where nothing limits it: `torch.cuda.max_memory_reserved`.
@@ -263,7 +269,8 @@ pub fn advise(question: &AdviceQuestion<'_>) -> Result<Advice, ThresholdError> {
         source: question.trace.name.clone(),
         current: question.current.to_owned(),
         changes,
-        export: changes.then(|| format!("export PYTORCH_CUDA_ALLOC_CONF={}", quoted(&settings))),
+        export: changes.then(|| export_line(&settings, question.release)),
+        export_note: changes.then(|| variable_note(question.release).to_owned()),
         closest: (!is_enough && chosen != current).then(|| settings.clone()),
         predictions: checked_predictions(&settings),
         recommended: if changes { settings } else { question.current.to_owned() },
@@ -307,11 +314,6 @@ fn explain(question: &AdviceQuestion<'_>, then: &AdviceRow, advice: &mut Advice)
         advice.reasons = reason::obstacles(advice, memory_bytes, advice.failure.as_ref());
     }
     Ok(())
-}
-
-/// As a shell takes it.
-fn quoted(settings: &str) -> String {
-    if settings.contains(['[', '>', ']']) { format!("'{settings}'") } else { settings.to_owned() }
 }
 
 impl AdviceQuestion<'_> {
@@ -601,12 +603,6 @@ mod tests {
             "{:?}",
             advice.reasons
         );
-    }
-
-    #[test]
-    fn a_list_is_quoted_for_the_shell() {
-        assert_eq!(quoted("expandable_segments:True"), "expandable_segments:True");
-        assert_eq!(quoted("roundup_power2_divisions:[256:1,>:8]"), "'roundup_power2_divisions:[256:1,>:8]'");
     }
 
     #[test]

@@ -188,8 +188,8 @@ fn note_memory(record: &mut TechniqueRecord, caching: &CaseRecord) {
     record.at_peak_activation_bytes = caching.at_peak_activation_bytes;
     record.at_peak_temporary_bytes = caching.at_peak_temporary_bytes;
     record.at_peak_workspace_bytes = caching.at_peak_workspace_bytes;
-    let others = caching.at_peak_input_bytes.zip(caching.at_peak_unknown_bytes);
-    record.at_peak_other_bytes = others.map(|(input, unknown)| input + unknown);
+    let others = [caching.at_peak_input_bytes, caching.at_peak_cache_bytes, caching.at_peak_unknown_bytes];
+    record.at_peak_other_bytes = others.into_iter().sum();
 }
 
 /// The batch that takes about `bytes`, on the line through two batches whose memory is known; `None` where it does not

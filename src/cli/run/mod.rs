@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::anyhow;
-pub use shared::Args;
+pub use shared::{Args, DEFAULT_SUITE};
 use shared::{RunShare, print_place, write_page};
 
 use super::{

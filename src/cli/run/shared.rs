@@ -90,9 +90,12 @@ pub struct Args {
     pub format: Format,
 }
 
+/// The suite that runs where none is named.
+pub const DEFAULT_SUITE: &str = "quick";
+
 impl Args {
     pub fn suite_names(&self) -> Vec<String> {
-        if self.suites.is_empty() { vec!["quick".to_owned()] } else { self.suites.clone() }
+        if self.suites.is_empty() { vec![DEFAULT_SUITE.to_owned()] } else { self.suites.clone() }
     }
 
     pub fn jobs(&self) -> usize {

@@ -87,6 +87,23 @@ pub(crate) fn rows() -> Vec<Row> {
     rows
 }
 
+/// PyTorch 2.11 itself, run without a GPU: `memory_stats` after every step of the same programs, with `total += loss` and
+/// `total += loss.item()` after backward, and with `total += loss.item()` in a loop without backward.
+#[test]
+fn summed_losses_match_pytorch() {
+    for (name, allocated, reserved_first, reserved) in [
+        ("leak-loss-sum", 2_029_130_752, 3_498_049_536, 4_739_563_520),
+        ("leak-loss-sum-fixed", 2_029_130_240, 3_498_049_536, 4_739_563_520),
+        ("leak-loss-graph-fixed", 2_020_224_000, 2_522_873_856, 3_867_148_288),
+    ] {
+        let levels = levels(&recipe(name, 8).workload().unwrap(), "").after_steps;
+        let ours: Vec<(u64, u64)> = levels.iter().map(|level| (level.allocated, level.reserved)).collect();
+        let mut real = vec![(allocated, reserved); 8];
+        real[0].1 = reserved_first;
+        assert_eq!(ours, real, "{name}");
+    }
+}
+
 /// The expected failure is a refused request while the weights load, not a launch failure or a
 /// crash.
 #[test]

@@ -22,6 +22,8 @@ pub(crate) struct EntryCollector {
     /// The number of entries without a time, and without a stream.
     pub(crate) timeless: u64,
     pub(crate) streamless: u64,
+    /// The number of entries with `user_metadata`.
+    pub(crate) with_metadata: u64,
 }
 
 impl EntryCollector {
@@ -34,6 +36,7 @@ impl EntryCollector {
             unknown: HashMap::new(),
             timeless: 0,
             streamless: 0,
+            with_metadata: 0,
         }
     }
 }
@@ -76,7 +79,10 @@ impl EntryCollector {
                 (SnapshotWord::TimeUs, _) => time_us = Some(bits()?),
                 (SnapshotWord::Frames, PickleValue::List(frames)) => entry.stack = StackId(frames.0 + 1),
                 (SnapshotWord::CompileContext, PickleValue::Text(text)) => context = text,
-                (SnapshotWord::UserMetadata, PickleValue::Text(text)) => remark = text,
+                (SnapshotWord::UserMetadata, PickleValue::Text(text)) => {
+                    remark = text;
+                    self.with_metadata += 1;
+                }
                 (SnapshotWord::PoolId, PickleValue::Tuple(pool) | PickleValue::List(pool)) => {
                     entry.pool = Some(self.number_pool(pool, heap)?)
                 }

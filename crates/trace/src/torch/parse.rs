@@ -11,7 +11,7 @@ use super::{
 };
 use crate::memory_budget::{MemoryBudget, OutOfBudget};
 use oomph_base::{Address, FileText, StreamId};
-use oomph_pytorch::SMALL_BUFFER;
+use oomph_pytorch::{ReleaseSpan, SMALL_BUFFER};
 
 /// A snapshot that cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -101,6 +101,7 @@ impl SnapshotParser<'_> {
             }
         }
         self.say_what_is_missing(&mut snapshot);
+        snapshot.release = self.release(&snapshot);
         snapshot.stacks = self.stacks;
         snapshot.streams = self.entries.streams.into_items();
         snapshot.pools = self.entries.pools.into_items();
@@ -135,6 +136,15 @@ impl SnapshotParser<'_> {
             None => snapshot.missing.push("no `external_annotations`: steps are not marked".to_owned()),
         }
         Ok(())
+    }
+
+    /// PyTorch writes `user_metadata` into every entry from 2.10 on.
+    fn release(&self, snapshot: &Snapshot) -> Option<ReleaseSpan> {
+        let has_entries = snapshot.traces.iter().any(|trace| !trace.is_empty());
+        has_entries.then_some(match self.entries.with_metadata {
+            0 => ReleaseSpan::UpTo2_9,
+            _ => ReleaseSpan::From2_10,
+        })
     }
 
     fn say_what_is_missing(&self, snapshot: &mut Snapshot) {

@@ -9,6 +9,7 @@ use super::{
 };
 use crate::{MarkKind, Op, check, memory_budget::MemoryBudget};
 use oomph_base::{Address, MIB, NoProgress};
+use oomph_pytorch::ReleaseSpan;
 
 fn entry(action: &'static str, address: i128, size: i128) -> PlainValue {
     let place = if action == "oom" { "device_free" } else { "addr" };
@@ -60,6 +61,17 @@ fn read(data: &PlainValue) -> Snapshot {
 
 fn complaint(data: &PlainValue) -> String {
     Snapshot::read(&data.pickle(4)[..]).unwrap_err().to_string()
+}
+
+/// PyTorch 2.10 began to write `user_metadata`, and to read `PYTORCH_ALLOC_CONF`.
+#[test]
+fn entries_tell_the_release() {
+    let release = |entries| read(&whole(vec![], vec![entries])).release;
+    assert_eq!(release(vec![]), None);
+    assert_eq!(release(vec![entry("alloc", 512, 5)]), Some(ReleaseSpan::UpTo2_9));
+    let Dict(mut items) = entry("alloc", 512, 5) else { panic!("an entry is a dict") };
+    items.push(("user_metadata", Text("")));
+    assert_eq!(release(vec![Dict(items)]), Some(ReleaseSpan::From2_10));
 }
 
 #[test]

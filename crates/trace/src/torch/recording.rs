@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{EventReader, InitialLayout, Source, TableFull, Trace, TraceError};
 use oomph_base::{Address, NoProgress, Progress};
+use oomph_pytorch::ReleaseSpan;
 
 /// The recording of one device.
 #[derive(Clone, Debug)]
@@ -43,6 +44,8 @@ pub struct Recording {
     pub empty_caches: Vec<usize>,
     /// The limit on reserved memory under which the program ran, as far as a model of the allocator knows it.
     pub limit: Option<RecordedLimit>,
+    /// The releases of PyTorch that write such entries.
+    pub release: Option<ReleaseSpan>,
     /// What is unknown.
     pub gaps: RecordingGaps,
 }
@@ -212,6 +215,7 @@ impl Snapshot {
             stacks: self.stacks,
             streams: self.streams,
             pools: self.pools,
+            release: self.release,
             empty_caches,
             limit: None,
             gaps,

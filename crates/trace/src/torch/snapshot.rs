@@ -6,7 +6,7 @@ use std::{fmt, sync::Arc};
 
 use crate::interner::Interner;
 use oomph_base::{Address, FileText, StreamId};
-use oomph_pytorch::RecordedSettings;
+use oomph_pytorch::{RecordedSettings, ReleaseSpan};
 
 /// A memory snapshot.
 #[derive(Clone, Debug, Default)]
@@ -27,6 +27,8 @@ pub struct Snapshot {
     pub pools: Vec<(u64, u64)>,
     /// Notes of entries, by number; the first is empty.
     pub notes: Vec<EntryNote>,
+    /// The releases of PyTorch that write such entries; `None` without entries.
+    pub release: Option<ReleaseSpan>,
     /// What the file does not contain, one sentence each.
     pub missing: Vec<String>,
 }

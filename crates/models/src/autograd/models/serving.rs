@@ -2,7 +2,9 @@
 //!
 //! Requests arrive at random. A step admits those for which there is a place, runs their prompts one by one, and then
 //! decodes one token for every running sequence. Keys and values are cached in one of three ways ([`CacheKind`]) and
-//! freed when their sequence is complete. Derived from the usual code; no recording confirms it.
+//! freed when their sequence is complete. Derived from the usual code; no recording confirms it. Every cache is requested
+//! from the allocator and returned to it. Servers that reserve all pages once and divide them themselves, such as vLLM,
+//! make no such requests while they serve.
 
 use std::sync::Arc;
 
@@ -251,7 +253,7 @@ impl ServedModel {
         let layer = machine.layer.take();
         while (sequence.cache.len() as u32) < sequence.length.div_ceil(per_page) {
             let bytes = 2 * self.model.blocks.len() as u64 * self.bytes_of(per_page);
-            sequence.cache.push(machine.alloc(bytes, Category::Activation));
+            sequence.cache.push(machine.alloc(bytes, Category::Cache));
         }
         machine.layer = layer;
     }
@@ -263,7 +265,7 @@ impl ServedModel {
             match self.cache {
                 CacheKind::Concatenated => {
                     let bytes = self.bytes_of(sequence.length);
-                    let longer = machine.alloc(bytes, Category::Activation);
+                    let longer = machine.alloc(bytes, Category::Cache);
                     match cache.get(place).copied() {
                         Some(before) => {
                             machine.elementwise(2 * bytes, [before, longer]);
@@ -274,7 +276,7 @@ impl ServedModel {
                     }
                 }
                 CacheKind::Preallocated if place == cache.len() => {
-                    cache.push(machine.alloc(self.bytes_of(self.context), Category::Activation));
+                    cache.push(machine.alloc(self.bytes_of(self.context), Category::Cache));
                 }
                 CacheKind::Preallocated | CacheKind::Paged { .. } => {}
             }
@@ -325,7 +327,7 @@ mod tests {
     use proptest::prelude::*;
 
     use crate::Recipe;
-    use oomph_trace::{OpKind, TraceSummary, check};
+    use oomph_trace::{Category, Op, OpKind, Trace, TraceSummary, check};
 
     fn small(settings: &[(&str, &str)]) -> Recipe {
         let shape = [("layers", "3"), ("width", "64"), ("heads", "4"), ("vocab", "500"), ("requests", "40")];
@@ -363,6 +365,18 @@ mod tests {
         };
         // The prompt takes 4 pages of 16 and the answer one more; or 10 and 4 of 6.
         assert_eq!(pages("6") - pages("16"), 40 * (14 - 5));
+    }
+
+    #[test]
+    fn caches_have_their_category() {
+        // One request of 60 + 20 tokens: 5 pages of 16, 2 tensors of 3 layers in each of 21 passes, or those 6 once.
+        let exact = [("min_prompt", "60"), ("min_output", "20"), ("max_output", "20"), ("requests", "1")];
+        for (cache, expected) in [("paged", 5), ("concatenated", 21 * 3 * 2), ("preallocated", 3 * 2)] {
+            let settings: Vec<_> = exact.iter().copied().chain([("cache", cache)]).collect();
+            let trace = Trace::read(&small(&settings).workload().unwrap()).unwrap();
+            let is_cache = |op: &Op| matches!(op, Op::Alloc { tag, .. } if trace.tables.tags()[tag.index()].category == Category::Cache);
+            assert_eq!(trace.events.iter().filter(|event| is_cache(&event.op)).count(), expected, "{cache}");
+        }
     }
 
     #[test]
