@@ -279,6 +279,12 @@ fn steady_generated_programs() {
             cases.extend(with_exits(&format!("{name}, {steps} steps"), &trace, Expected::Steady));
         }
     }
+    // Reserved memory rises in step 23, once, as in PyTorch 2.11.
+    let rises_once = generated("leak-loss-graph-fixed", &[("steps", "60")]);
+    cases.extend(with_exits("leak-loss-graph-fixed, 60 steps", &rises_once, Expected::Steady));
+    for name in ["leak-loss-sum", "leak-loss-sum-fixed"] {
+        cases.extend(with_exits(name, &generated(name, &[]), Expected::Steady));
+    }
     for steps in ["20", "30", "60"] {
         let trace = generated("leak-cycle", &[("steps", steps)]);
         cases.extend(with_exits(&format!("leak-cycle, {steps} steps"), &trace, Expected::Steady));

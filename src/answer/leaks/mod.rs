@@ -450,10 +450,12 @@ fn settle(observed: &ObservedSteps, kept: &mut SeriesCourse, bar: &GrowthThresho
 /// Reserved memory rises by at least this share of what is stuck in the cache, if fragmentation is the reason.
 const LEAST_SHARE_RESERVED: f64 = 0.5;
 
-/// Whether reserved memory rises with a series. Where it does not, free memory only moves from whole segments to others.
+/// Whether reserved memory rises with a series, in both halves of it. Where it does not rise, free memory only moves from
+/// whole segments to others; where it rises once, it does not go on rising.
 fn reserved_rises_with(steps: &[StepUse], trend: &Trend) -> bool {
-    let ([first, ..], Some(last)) = (steps, steps.last()) else { return false };
-    last.reserved_bytes as f64 - first.reserved_bytes as f64 >= LEAST_SHARE_RESERVED * trend.growth()
+    let reserved = |place: usize| steps.get(place).map_or(0.0, |step| step.reserved_bytes as f64);
+    let (first, middle, last) = (reserved(0), reserved(steps.len() / 2), reserved(steps.len().saturating_sub(1)));
+    first < middle && middle < last && last - first >= LEAST_SHARE_RESERVED * trend.growth()
 }
 
 /// The course of one series, less what the baseline shows too.
@@ -544,6 +546,13 @@ mod tests {
         assert_eq!((stuck.verdict, stuck.recoverable_by), (Verdict::Fragmentation, RecoverableBy::None));
         let moved = finding(&ten_steps(|number, step| step.stuck_bytes = Some(number * 100 * MIB)));
         assert_eq!(moved.verdict, Verdict::Steady, "free memory moves, and reserved memory does not grow");
+        for jump in [2, 8] {
+            let once = finding(&ten_steps(|number, step| {
+                step.stuck_bytes += number * 100 * MIB;
+                step.reserved_bytes += if number < jump { 0 } else { GIB };
+            }));
+            assert_eq!(once.verdict, Verdict::Steady, "reserved memory grew once, in step {jump}");
+        }
         let cache = finding(&ten_steps(|number, step| step.reserved_bytes += number * 100 * MIB));
         assert_eq!((cache.verdict, cache.recoverable_by), (Verdict::GrowingCache, RecoverableBy::EmptyCache));
         assert_eq!(cache.runs_out_at_step, None, "a cache is given back before a request fails");
