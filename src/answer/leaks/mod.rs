@@ -548,7 +548,7 @@ mod tests {
         assert_eq!(moved.verdict, Verdict::Steady, "free memory moves, and reserved memory does not grow");
         for jump in [2, 8] {
             let once = finding(&ten_steps(|number, step| {
-                step.stuck_bytes += number * 100 * MIB;
+                step.stuck_bytes = Some(number * 100 * MIB);
                 step.reserved_bytes += if number < jump { 0 } else { GIB };
             }));
             assert_eq!(once.verdict, Verdict::Steady, "reserved memory grew once, in step {jump}");
