@@ -4,7 +4,8 @@
 //!
 //! 1. A last rise that memory has made before, and has come down from, is a tooth. The floor is judged up to its foot.
 //! 2. A floor that rises by less than matters is steady, except where too few steps rise all the time.
-//! 3. A floor that rose is steady if it has been level for clearly longer than ever between two rises.
+//! 3. A floor that rose is steady if it has been level for clearly longer than ever between two rises, and, where memory
+//!    also falls, if it has come down to that level several times.
 //! 4. A floor that still rises is a leak if it has risen often enough and the blocks of these steps are alive, those of
 //!    the first one included; or, where each step replaces its blocks by larger ones, if many steps rise.
 //! 5. Where memory also falls, it is steady if the interval of the slope excludes growth that matters, or if every block
@@ -35,10 +36,12 @@ const TIMES_LONGEST_GAP: f64 = 1.5;
 const LEVEL_STEPS_AFTER_ONE_RISE: usize = 8;
 const LEAST_SHARE_OF_TIME_BEFORE: f64 = 0.8;
 /// One rise at the beginning is start-up if memory is level for so many times as long after it.
-const TIMES_START_UP: usize = 4;
+const TIMES_START_UP: usize = 6;
 /// So many rises show that memory continues to rise; more where they begin late.
 const ENOUGH_RISES: usize = 3;
 const ENOUGH_LATE_RISES: usize = 5;
+/// With fewer rises the longest time between two says little, and the middle one is taken.
+const ENOUGH_FOR_LONGEST_GAP: usize = 6;
 /// The least share of what the middle step leaves behind with which a step leaves something behind.
 const LEAST_SHARE_LEFT_BEHIND: f64 = 0.05;
 /// Live blocks explain a rise of the floor from this share on.
@@ -74,7 +77,7 @@ pub(super) fn judge_kept(steps: &[StepUse], bar: &GrowthThreshold) -> Option<Kep
             _ => judged(if falls { CourseKind::SawTooth } else { CourseKind::Level }, 0, last),
         };
     };
-    if rises.have_stopped() {
+    if rises.have_stopped() && (!falls || floor.visits_since(&levels, rises.last + 1, least) >= FEWEST_POINTS) {
         return judged(CourseKind::Saturated, rises.last + 1, teeth.foot);
     }
     let go_on = rises.go_on(every) && !teeth.trough.is_some_and(|trough| rises.first >= trough);
@@ -92,7 +95,7 @@ pub(super) fn judge_kept(steps: &[StepUse], bar: &GrowthThreshold) -> Option<Kep
     }
     open(match () {
         () if go_on && blocks.pile_up => Doubt::BlocksFreed,
-        () if rises.since > rises.longest_gap => Doubt::RecentStop,
+        () if !falls && rises.since > rises.middle_gap => Doubt::RecentStop,
         () => Doubt::ShortRise,
     })
 }
@@ -169,6 +172,8 @@ struct Rises {
     first_bytes: f64,
     /// The longest time between two, in steps; where there is one, the time before it.
     longest_gap: usize,
+    /// The middle one of these times.
+    middle_gap: usize,
     /// The steps since the last.
     since: usize,
     /// The number of times that the floor may rise.
@@ -179,25 +184,37 @@ impl Floor {
     fn of(levels: &[f64], least: f64) -> Floor {
         let levels = floor_of(levels);
         let last = levels.len() - 1;
-        let mut rises: Option<Rises> = None;
-        let mut from = levels[0];
+        let (mut places, mut first_bytes, mut from) = (Vec::new(), 0.0, levels[0]);
         for at in 0..last {
             let rise = levels[at + 1] - from;
-            if rise < least / 2.0 {
-                continue;
+            if rise >= least / 2.0 {
+                from = levels[at + 1];
+                places.push(at);
+                first_bytes = if places.len() == 1 { rise } else { first_bytes };
             }
-            from = levels[at + 1];
-            let since = last - 1 - at;
-            rises = Some(match rises {
-                None => Rises { first: at, last: at, count: 1, first_bytes: rise, longest_gap: at + 1, since, most: last },
-                Some(before) => {
-                    let longest = if before.count == 1 { 0 } else { before.longest_gap };
-                    let longest_gap = longest.max(at - before.last);
-                    Rises { last: at, count: before.count + 1, longest_gap, since, ..before }
-                }
-            });
         }
+        let rises = places.first().zip(places.last()).map(|(&first, &end)| {
+            let mut gaps: Vec<usize> = places.windows(2).map(|pair| pair[1] - pair[0]).collect();
+            gaps.sort_unstable();
+            Rises {
+                first,
+                last: end,
+                count: places.len(),
+                first_bytes,
+                longest_gap: gaps.last().copied().unwrap_or(first + 1),
+                middle_gap: gaps.get(gaps.len() / 2).copied().unwrap_or(first + 1),
+                since: last - 1 - end,
+                most: last,
+            }
+        });
         Floor { growth: levels[last] - levels[0], levels, rises }
+    }
+}
+
+impl Floor {
+    /// In how many steps from `first` on memory is at the floor.
+    fn visits_since(&self, levels: &[f64], first: usize, least: f64) -> usize {
+        self.levels.iter().zip(levels).skip(first).filter(|(floor, level)| *level - *floor < least / 2.0).count()
     }
 }
 
@@ -212,7 +229,8 @@ impl Rises {
     }
 
     fn go_on(&self, every_step_leaves_blocks: bool) -> bool {
-        self.since <= self.longest_gap
+        let gap = if self.count < ENOUGH_FOR_LONGEST_GAP { self.middle_gap } else { self.longest_gap };
+        self.since <= gap
             && (self.count >= ENOUGH_RISES && 2 * self.first < self.most
                 || self.count >= ENOUGH_LATE_RISES
                 || self.count == self.most
@@ -263,7 +281,6 @@ pub(super) fn every_step_leaves_blocks(steps: &[StepUse]) -> bool {
 
 /// Whether the blocks of the first two thirds of the steps, or of all but the last two, have been freed.
 fn nothing_old_is_alive(steps: &[StepUse], least: f64) -> bool {
-    let freed_before =
-        |end: usize| (steps[..end].iter().map(|step| step.surviving_bytes).sum::<u64>() as f64) < least;
+    let freed_before = |end: usize| (steps[..end].iter().map(|step| step.surviving_bytes).sum::<u64>() as f64) < least;
     steps.len() >= 2 * FEWEST_POINTS && (freed_before(steps.len() - 2) || freed_before(steps.len() * 2 / 3))
 }

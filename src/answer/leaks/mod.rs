@@ -124,7 +124,9 @@ impl Doubt {
             Doubt::WideInterval => "the interval of the slope contains both zero and growth that matters",
             Doubt::ShortRise => "memory rises over the last or over few steps only, and may come down again",
             Doubt::RecentStop => "memory has risen and is level now, but not for long enough to exclude the next rise",
-            Doubt::BlocksFreed => "memory rises, but the oldest blocks of the rise are already freed, so that it may stop",
+            Doubt::BlocksFreed => {
+                "memory rises, but the oldest blocks of the rise are already freed, so that it may stop"
+            }
             Doubt::NoSteps => "no step repeats, and memory is not level; a single pass of a model rises as well",
             Doubt::MayBeLayers => "the only steps are a short pattern of requests, which may be the layers of one pass",
             Doubt::NoHistory => "there is no history: nothing was recorded before the snapshot was taken",

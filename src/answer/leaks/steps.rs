@@ -258,9 +258,8 @@ fn one_mark_per_step(marks: &[(u64, u64)], requests: u64) -> Vec<u64> {
     let ends = marks.iter().skip(1).map(|mark| mark.1).chain([requests]);
     let counts: Vec<u64> = marks.iter().zip(ends).map(|(mark, end)| end - mark.1).collect();
     let alike = |one: u64, other: u64| one.abs_diff(other) * PARTS_OF_COUNT_ALIKE <= one.max(other);
-    let alternate = |counts: &[u64]| {
-        counts.windows(3).all(|count| alike(count[0], count[2]) && !alike(count[0], count[1]))
-    };
+    let alternate =
+        |counts: &[u64]| counts.windows(3).all(|count| alike(count[0], count[2]) && !alike(count[0], count[1]));
     let all = || marks.iter().map(|mark| mark.0);
     let complete = counts.len() - 1;
     // The first two are start-up.
