@@ -230,9 +230,7 @@ fn verdict(finding: &Finding) -> String {
         (Verdict::Leak, _) => "leak: live memory grows from step to step",
         (Verdict::GrowingCache, _) => "growing cache: whole free segments pile up",
         (Verdict::Fragmentation, _) => "fragmentation: free memory piles up between live blocks",
-        (Verdict::Steady, _) if finding.saw_tooth => {
-            "steady: a saw-tooth, which rises over several steps and falls again"
-        }
+        (Verdict::Steady, _) if finding.saw_tooth => "steady: it rises and falls again",
         (Verdict::Steady, CourseKind::Negligible) => "steady: the growth is too small to matter so far",
         (Verdict::Steady, CourseKind::Saturated) => "steady: it grew and has stopped growing",
         (Verdict::Steady, _) => "steady",

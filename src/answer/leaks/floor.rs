@@ -8,8 +8,8 @@
 //!    also falls, if it has come down to that level several times.
 //! 4. A floor that still rises is a leak if it has risen often enough and the blocks of these steps are alive, those of
 //!    the first one included; or, where each step replaces its blocks by larger ones, if many steps rise.
-//! 5. Where memory also falls, it is steady if the interval of the slope excludes growth that matters, or if every block
-//!    of the first two thirds of the steps has been freed.
+//! 5. Where memory also falls, it is steady if the interval of the slope excludes growth that matters, or if steps renew
+//!    what they keep: the blocks of earlier steps have been freed.
 //! 6. Everything else is open, with the reason.
 
 use super::{
@@ -46,6 +46,8 @@ const ENOUGH_FOR_LONGEST_GAP: usize = 6;
 const LEAST_SHARE_LEFT_BEHIND: f64 = 0.05;
 /// Live blocks explain a rise of the floor from this share on.
 const LEAST_SHARE_ALIVE: f64 = 0.5;
+/// Where only the blocks of the last two steps are alive, memory must have fallen by this share of what it rises.
+const LEAST_FALL_PER_RISE: f64 = 0.5;
 /// Without blocks that stay alive, a rise is growth from this number of steps on.
 const ENOUGH_WITHOUT_BLOCKS: usize = 16;
 
@@ -89,7 +91,7 @@ pub(super) fn judge_kept(steps: &[StepUse], bar: &GrowthThreshold) -> Option<Kep
     if go_on && !blocks.pile_up && !blocks.some_are_alive && !falls && enough {
         return judged(CourseKind::Growing, 0, teeth.foot);
     }
-    let is_renewed = teeth.deepest_fall >= floor.growth && nothing_old_is_alive(steps, least);
+    let is_renewed = is_renewed(steps, teeth.deepest_fall / floor.growth, least);
     if falls && (excludes_growth(&whole, level, least) || is_renewed) {
         return judged(CourseKind::SawTooth, 0, last);
     }
@@ -279,8 +281,11 @@ pub(super) fn every_step_leaves_blocks(steps: &[StepUse]) -> bool {
     middle > 0.0 && earlier.iter().all(|step| step.surviving_bytes as f64 >= LEAST_SHARE_LEFT_BEHIND * middle)
 }
 
-/// Whether the blocks of the first two thirds of the steps, or of all but the last two, have been freed.
-fn nothing_old_is_alive(steps: &[StepUse], least: f64) -> bool {
+/// Whether steps renew what they keep: memory falls about as far as it rises, and the blocks of all steps but the last two,
+/// or of the first two thirds, have been freed.
+fn is_renewed(steps: &[StepUse], fall_per_rise: f64, least: f64) -> bool {
     let freed_before = |end: usize| (steps[..end].iter().map(|step| step.surviving_bytes).sum::<u64>() as f64) < least;
-    steps.len() >= 2 * FEWEST_POINTS && (freed_before(steps.len() - 2) || freed_before(steps.len() * 2 / 3))
+    steps.len() >= 2 * FEWEST_POINTS
+        && (fall_per_rise >= LEAST_FALL_PER_RISE && freed_before(steps.len() - 2)
+            || fall_per_rise >= 1.0 && freed_before(steps.len() * 2 / 3))
 }
