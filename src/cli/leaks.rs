@@ -28,11 +28,11 @@ use crate::{
 ///
 /// One source is replayed and judged step by step. Its steps are its marks, the annotated phase
 /// that repeats most regularly, or the period of its request sizes. Several PyTorch snapshots, in
-/// order, are judged as one series. The test is the slope of a straight line through what every
-/// step keeps, with a Student-t interval that accounts for correlation between neighbouring steps.
-/// Saw-teeth, start-up and growth that has ended do not count as growth. What the program frees when
-/// it exits is not judged. Where the interval contains both zero and growth that matters, or where the
-/// recording has no history, the answer is that it cannot be told.
+/// order, are judged as one series. A leak is a floor of memory that continues to rise while the blocks
+/// of these steps stay alive; snapshots are judged by the slope of a line through their levels, with a
+/// Student-t interval. Saw-teeth, start-up and growth that has ended do not count as growth. What the
+/// program frees after its last step is not judged. Where growth may go on and may have ended, or where
+/// the recording has no history, the answer is that it cannot be told.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {

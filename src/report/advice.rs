@@ -351,9 +351,12 @@ fn reason_fact(reason: &AdviceReason, fits: Option<bool>) -> (&'static str, Stri
     let label = if matches!(reason, AdviceReason::Leak { .. }) { "but it leaks" } else { "why not less" };
     let words = match reason {
         AdviceReason::Exhaustion { live_peak_bytes } => {
-            let verdict = if fits == Some(false) { "true exhaustion" } else { "nearly all of it is live" };
             let live = in_mebibytes(Some(*live_peak_bytes));
-            format!("{verdict}: peak live bytes are {live}, and no allocator needs less (see `oomph techniques`)")
+            let words = match fits {
+                Some(false) => format!("true exhaustion: peak live bytes are {live}"),
+                _ => format!("of the smallest limit, {live} are live bytes at the peak"),
+            };
+            format!("{words}, and no allocator needs less (see `oomph techniques`)")
         }
         AdviceReason::Leak { bytes_per_step, grower } => {
             let by = grower.as_ref().map(|grower| format!(", most of it {}", grower_name(grower))).unwrap_or_default();
@@ -361,7 +364,7 @@ fn reason_fact(reason: &AdviceReason, fits: Option<bool>) -> (&'static str, Stri
         }
         AdviceReason::LargeRequest { requested_bytes, event, site } => {
             let site = site.as_ref().map(|site| format!(" at {site}")).unwrap_or_default();
-            format!("one request is too large: {}{site} (event {event})", Bytes(*requested_bytes))
+            format!("one request asks for a large part of it: {}{site} (event {event})", Bytes(*requested_bytes))
         }
         AdviceReason::SideStream { stranded_bytes, requested_bytes } => format!(
             "{} are cached for other streams when {} are requested",
@@ -549,7 +552,7 @@ mod tests {
             "6,000 MiB for the allocator: too little",
             "but it leaks   64.0 MiB per step, most of it blocks of 48.0 MiB",
             "true exhaustion: peak live bytes are 6,006 MiB",
-            "one request is too large: 2.00 GiB (event 7)",
+            "one request asks for a large part of it: 2.00 GiB (event 7)",
             "100 MiB are cached for other streams when 80.0 MiB are requested",
         ] {
             assert!(text.contains(words), "{words}: {text}");

@@ -32,7 +32,7 @@ const HEADINGS: [&str; 9] = [
     "blocks\nrequested",
     "of which\ntemporary",
     "temporary\nbytes",
-    "collected",
+    "freed\nlate",
 ];
 
 /// Where a replay reserves something else than the recorded program did.
@@ -137,10 +137,11 @@ fn text(finding: &Finding, top: usize, medium: Medium) -> String {
     }
     line("kept", format!("{} on average", Bytes(finding.level_bytes)));
     if finding.collected_bytes > 0 {
-        line("collected", format!("{} in blocks of several ages at once", Bytes(finding.collected_bytes)));
+        line("freed late", format!("{} in blocks of several ages at once", Bytes(finding.collected_bytes)));
     }
     if let Some(bytes) = finding.left_behind_bytes {
-        line("left behind", format!("{} per step, in blocks that are still alive after the last step", Bytes(bytes)));
+        let last = finding.last_step;
+        line("left behind", format!("{} per step, in blocks that are alive when step {last} ends", Bytes(bytes)));
     }
     if let Some(advice) = advice(finding) {
         line("recoverable", advice.to_owned());
@@ -174,7 +175,7 @@ fn text(finding: &Finding, top: usize, medium: Medium) -> String {
 /// What would help, with the number of steps that did not suffice.
 fn help(finding: &Finding, doubt: Doubt) -> String {
     match doubt {
-        Doubt::WideInterval | Doubt::ShortRise => {
+        Doubt::WideInterval | Doubt::ShortRise | Doubt::RecentStop | Doubt::BlocksFreed => {
             format!("{}: {} were judged", doubt.remedy(), finding.last_step + 1 - finding.first_step)
         }
         _ => doubt.remedy().to_owned(),
@@ -225,11 +226,11 @@ fn verdict(finding: &Finding) -> String {
         (Verdict::CannotTell, _) => {
             return format!("cannot tell: {}", finding.doubt.unwrap_or(Doubt::WideInterval).sentence());
         }
-        (Verdict::Leak, _) if finding.left_behind_bytes.is_some() => "leak: blocks pile up that are never freed",
+        (Verdict::Leak, _) if finding.left_behind_bytes.is_some() => "leak: blocks pile up from step to step",
         (Verdict::Leak, _) => "leak: live memory grows from step to step",
         (Verdict::GrowingCache, _) => "growing cache: whole free segments pile up",
         (Verdict::Fragmentation, _) => "fragmentation: free memory piles up between live blocks",
-        (Verdict::Steady, _) if finding.saw_tooth => "steady: a saw-tooth that the garbage collector brings down",
+        (Verdict::Steady, _) if finding.saw_tooth => "steady: it rises and falls again",
         (Verdict::Steady, CourseKind::Negligible) => "steady: the growth is too small to matter so far",
         (Verdict::Steady, CourseKind::Saturated) => "steady: it grew and has stopped growing",
         (Verdict::Steady, _) => "steady",
@@ -239,17 +240,13 @@ fn verdict(finding: &Finding) -> String {
 
 fn advice(finding: &Finding) -> Option<&'static str> {
     match (finding.verdict, finding.recoverable_by) {
-        (Verdict::Steady, RecoverableBy::None) | (Verdict::CannotTell, _) => None,
-        (_, RecoverableBy::Gc) => Some("by gc.collect(): blocks of several ages were freed at once"),
+        (Verdict::Steady, _) | (Verdict::CannotTell, _) => None,
         (_, RecoverableBy::EmptyCache) => {
             Some("by torch.cuda.empty_cache(); PyTorch's allocator does the same before a request fails")
         }
-        (Verdict::Leak, RecoverableBy::None) => {
-            Some("no: the garbage collector ran without freeing it, and empty_cache does not help")
-        }
         (_, RecoverableBy::None) => Some("no: live blocks hold the segments; expandable segments avoid this"),
         (_, RecoverableBy::Unknown) => {
-            Some("unknown: gc.collect() helps only if reference cycles hold it; empty_cache does not help")
+            Some("unknown: try gc.collect(), which helps only if reference cycles hold it; empty_cache does not help")
         }
     }
 }
@@ -334,7 +331,7 @@ mod tests {
             "builder: leak: live memory grows",
             "10.0 MiB of kept memory per step (95 % interval 10.0 MiB to 10.0 MiB, p = 0.000)",
             "will run out in step 91, with 1000 MiB available",
-            "unknown: gc.collect()",
+            "unknown: try gc.collect()",
             "8 earlier steps",
         ] {
             assert!(text.contains(words), "'{words}' is missing in\n{text}");

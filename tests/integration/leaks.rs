@@ -79,8 +79,7 @@ fn check(name: &str, levels: &[f64]) {
     let collected = name == "leak_cycle";
     assert_eq!(found.saw_tooth, collected, "{name}: {found:#?}");
     if !leaks {
-        let recovery = if collected { RecoverableBy::Gc } else { RecoverableBy::None };
-        assert_eq!(found.recoverable_by, recovery, "{name}");
+        assert_eq!(found.recoverable_by, RecoverableBy::None, "{name}");
     }
     // Steps without marks are detected too, with the correct count.
     assert!(

@@ -446,3 +446,117 @@ fn programs_with_events_of_their_own() {
     }
     check(&cases, 33);
 }
+
+/// Two optimizers are used in turn, so that a step has two marks of the same name. The state of each is created when it is
+/// first used.
+fn with_two_optimizers(steps: u64, leaked: u64) -> Trace {
+    let mut builder = TraceBuilder::new();
+    request(&mut builder, GIB);
+    for number in 0..steps {
+        for (half, layers) in [(0, 9), (1, 6)] {
+            builder.mark(MarkKind::Step, "", (2 * number + half) as u32);
+            for layer in 0..layers {
+                let activation = request(&mut builder, (8 + layer) * 4 * MIB);
+                builder.free(activation);
+            }
+            if number == 0 {
+                request(&mut builder, 128 * MIB);
+            }
+        }
+        if leaked > 0 {
+            request(&mut builder, leaked);
+        }
+    }
+    builder.finish("two optimizers")
+}
+
+#[test]
+fn staircases_late_leaks_and_lists_that_are_cleared() {
+    let leak_if = |steps: u64, leaks: fn(u64) -> bool| {
+        program(steps, |builder, kept, step| {
+            if leaks(step) {
+                kept.push(request(builder, 64 * MIB));
+            }
+        })
+    };
+    let bounded = |steps: u64, most: usize| {
+        program(steps, |builder, kept, _| {
+            kept.push(request(builder, 32 * MIB));
+            if kept.len() > most {
+                builder.free(kept.remove(0));
+            }
+        })
+    };
+    // A list of all outputs is cleared, and the model is evaluated on larger batches.
+    let evaluated = |steps: u64| {
+        program(steps + 1, |builder, kept, step| match step {
+            step if step < steps => {
+                kept.push(request(builder, 64 * MIB));
+                if step == steps - 1 {
+                    kept.drain(..).for_each(|block| builder.free(block));
+                }
+            }
+            _ => (0..4).for_each(|_| {
+                let block = request(builder, GIB);
+                builder.free(block);
+            }),
+        })
+    };
+    // A leak of 16 MiB per step below garbage of 48 MiB per step, which is freed every sixth step.
+    let below_garbage = |steps: u64| {
+        program(steps, |builder, kept, step| {
+            request(builder, 16 * MIB);
+            kept.push(request(builder, 48 * MIB));
+            if step % 6 == 5 {
+                kept.drain(..).for_each(|block| builder.free(block));
+            }
+        })
+    };
+    // A step generates tokens: its cache gets longer by a copy per token.
+    let generation = |steps: u64, keeps: bool| {
+        program(steps, |builder, kept, _| {
+            let mut cache = request(builder, 16 * MIB);
+            for token in 1..16 {
+                let longer = request(builder, (16 + token) * MIB);
+                builder.free(cache);
+                cache = longer;
+            }
+            if keeps { kept.push(cache) } else { builder.free(cache) }
+        })
+    };
+    let mut cases = Vec::new();
+    for (name, trace, expected) in [
+        ("a leak from step 22 on, 30 steps", leak_if(30, |step| step >= 22), Expected::Leak),
+        ("a leak from step 22 on, 22 steps", leak_if(22, |step| step >= 22), Expected::Steady),
+        ("a leak in every fifth step, 24 steps", leak_if(24, |step| step % 5 == 4), Expected::Leak),
+        ("a leak in every fifth step, 40 steps", leak_if(40, |step| step % 5 == 4), Expected::Leak),
+        ("a leak in every tenth step, 44 steps", leak_if(44, |step| step % 10 == 9), Expected::Leak),
+        ("a leak in 3 of 10 steps", leak_if(40, |step| [1, 4, 5].contains(&(step * 7 % 10))), Expected::Leak),
+        ("two rises, then level", leak_if(24, |step| step == 3 || step == 6), Expected::Steady),
+        ("a rise, then level", leak_if(24, |step| step == 10), Expected::Steady),
+        ("a cache of 8 blocks, 20 steps", bounded(20, 8), Expected::Steady),
+        ("a cache of 8 blocks, 40 steps", bounded(40, 8), Expected::Steady),
+        ("outputs, cleared before an evaluation, 10 steps", evaluated(10), Expected::Leak),
+        ("outputs, cleared before an evaluation, 30 steps", evaluated(30), Expected::Leak),
+        ("a leak below garbage, 30 steps", below_garbage(30), Expected::Leak),
+        ("two optimizers, 6 steps", with_two_optimizers(6, 0), Expected::Steady),
+        ("two optimizers, 20 steps", with_two_optimizers(20, 0), Expected::Steady),
+        ("two optimizers and a leak, 6 steps", with_two_optimizers(6, 24 * MIB), Expected::Leak),
+        ("two optimizers and a leak, 20 steps", with_two_optimizers(20, 24 * MIB), Expected::Leak),
+        ("generation", generation(20, false), Expected::Steady),
+        ("generation, caches kept", generation(20, true), Expected::Leak),
+    ] {
+        cases.extend(with_exits(name, &trace, expected));
+    }
+    for (name, trace) in [
+        ("a leak from step 22 on, 26 steps", leak_if(26, |step| step >= 22)),
+        ("a leak in every fifth step, 12 steps", leak_if(12, |step| step % 5 == 4)),
+        ("a leak in every tenth step, 25 steps", leak_if(25, |step| step % 10 == 9)),
+        ("a leak in every tenth step, 30 steps", leak_if(30, |step| step % 10 == 9)),
+        ("a cache of 8 blocks, 10 steps", bounded(10, 8)),
+        ("a leak below garbage, 8 steps", below_garbage(8)),
+    ] {
+        cases.push(VerdictCase::new(name, trace, Expected::CannotTell));
+    }
+    check(&cases, 63);
+}

@@ -150,6 +150,11 @@ fn is_settled(stretch: &[f64], trend: &Trend, level: f64, least: f64) -> bool {
     if late <= early + tolerance {
         return true;
     }
+    excludes_growth(trend, level, least)
+}
+
+/// Whether the interval of a slope excludes growth that matters.
+pub(super) fn excludes_growth(trend: &Trend, level: f64, least: f64) -> bool {
     let by_chance = trend.p_value >= LEAST_P_OF_CHANCE || trend.growth() < least;
     by_chance && trend.most_growth() < (level * LEAST_SHARE_NOT_EXCLUDED).max(least)
 }

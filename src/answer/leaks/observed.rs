@@ -38,6 +38,8 @@ pub struct ObservedSteps {
     pub left_out: Option<LeftOut>,
     /// Whether reserved memory is that of the recording, because the replay reserved something else.
     pub reserved_from_recording: bool,
+    /// Whether a loss is computed in every step that was found by its period: it is no layer.
+    pub has_loss: bool,
     /// Number of the event that each step begins with, and of the end.
     starts: Vec<u64>,
     /// For each step, the number of requests in the trace up to its end.
@@ -64,16 +66,19 @@ impl ObservedSteps {
         let mut starts = found.starts.clone();
         starts.truncate(steps.len());
         starts.push(replayed.events.min(found.end));
+        // A last step without requests has not begun.
+        let with_requests = steps.iter().rposition(|step| step.born_blocks > Some(0)).map_or(0, |last| last + 1);
         Ok(ObservedSteps {
             name: source.name().to_owned(),
             steps_from: found.from.clone(),
             first_judged: found.start_up().min(steps.len()),
-            end_judged: ran_out_at.map_or(steps.len(), |step| step.min(steps.len())),
+            end_judged: ran_out_at.map_or(steps.len(), |step| step.min(steps.len())).min(with_requests),
             steps,
             ran_out_at,
             capacity: Some(capacity),
             left_out: found.left_out,
             reserved_from_recording: false,
+            has_loss: found.has_loss,
             starts,
             request_ends: found.request_ends,
             reserved_after_requests,
@@ -99,6 +104,7 @@ impl ObservedSteps {
             capacity: None,
             left_out: None,
             reserved_from_recording: false,
+            has_loss: false,
             starts: Vec::new(),
             request_ends: Vec::new(),
             reserved_after_requests: Vec::new(),
@@ -216,9 +222,16 @@ pub struct StepUse {
     pub passing_bytes: Option<u64>,
     /// Bytes of the blocks that were asked for in this step and are alive when the last step ends.
     pub surviving_bytes: Option<u64>,
-    /// Given back after they had outlived at least one whole step, together with blocks of another age: what a garbage
-    /// collector does.
+    /// Given back after they had outlived at least one whole step, together with blocks of another age: a garbage
+    /// collection, or a list that is cleared.
     pub collected_bytes: Option<u64>,
+}
+
+impl StepUse {
+    /// The surviving bytes where blocks are known; the rules that use them are not for snapshots.
+    pub(super) fn survived(&self) -> u64 {
+        self.surviving_bytes.unwrap_or(0)
+    }
 }
 
 /// How much of a cache `empty_cache` would give back, and how much not.

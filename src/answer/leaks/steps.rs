@@ -55,6 +55,10 @@ pub struct Steps {
     pub end: u64,
     /// What comes after it, if memory falls below what the last step began with.
     pub left_out: Option<LeftOut>,
+    /// Whether a loss is computed in every step that was found by its period: it is no layer.
+    pub(super) has_loss: bool,
+    /// The first event after the repetition that steps were found by.
+    repeats_until: Option<u64>,
     /// For each step, the number of requests in the trace up to its end.
     pub(super) request_ends: Vec<u64>,
 }
@@ -68,7 +72,7 @@ pub struct LeftOut {
     pub requests: u64,
     /// How far memory falls in them, as requested.
     pub freed_bytes: u64,
-    /// Whether they are the exit of the program: almost nothing is requested any more.
+    /// Whether they are the exit of the program: nothing is requested any more, and almost everything is freed.
     pub is_exit: bool,
 }
 
@@ -78,7 +82,8 @@ struct StepSigns {
     events: u64,
     /// The first event of the history. Blocks that existed before it come first in the trace.
     history: u64,
-    marks: Vec<u64>,
+    /// The event of each step mark and how many requests came before it.
+    marks: Vec<(u64, u64)>,
     /// By label: the event and how many requests came before it.
     phases: BTreeMap<LabelId, Vec<(u64, u64)>>,
     requests: u64,
@@ -104,7 +109,8 @@ impl Steps {
             return Ok(Steps::at_phase(asked, places).ended(source, &signs)?);
         }
         if signs.marks.len() >= FEWEST_STEPS {
-            return Ok(Steps::at(StepsFrom::Marks, signs.marks.clone()).ended(source, &signs)?);
+            let starts = one_mark_per_step(&signs.marks, signs.requests);
+            return Ok(Steps::at(StepsFrom::Marks, starts).ended(source, &signs)?);
         }
         // The most regular of the annotated phases; of equally regular ones the most frequent.
         let regular = signs
@@ -130,7 +136,11 @@ impl Steps {
             (Some((_, starts)), Some(low_points)) if low_points.len() < starts.len() => {
                 Some(Steps::at(StepsFrom::LowPoints, low_points))
             }
-            (Some((requests, starts)), _) => Some(Steps::at(StepsFrom::Period(requests), starts)),
+            (Some((requests, starts)), _) => Some(Steps {
+                has_loss: history.computes_loss(requests),
+                repeats_until: history.repeats_until(requests, &starts),
+                ..Steps::at(StepsFrom::Period(requests), starts)
+            }),
             (None, low_points) => low_points.map(|starts| Steps::at(StepsFrom::LowPoints, starts)),
         };
         if let Some(steps) = unmarked {
@@ -149,7 +159,8 @@ impl Steps {
     }
 
     fn at(from: StepsFrom, starts: Vec<u64>) -> Steps {
-        Steps { from, starts, end: u64::MAX, left_out: None, request_ends: Vec::new() }
+        let (left_out, repeats_until, request_ends) = (None, None, Vec::new());
+        Steps { from, starts, end: u64::MAX, left_out, has_loss: false, repeats_until, request_ends }
     }
 
     fn at_phase(name: &str, places: &[(u64, u64)]) -> Steps {
@@ -180,17 +191,17 @@ impl Steps {
 
     /// Finds where the last step ends: after the last moment at which memory was as high as when it began. What follows
     /// is left out if it is the exit of the program or something else, and not the habit of the program (see
-    /// [`StepLows::ends_with`]).
+    /// [`StepLows::ends_with`]). Memory may fall before a last evaluation, too, which requests other amounts than a step.
     fn ended(mut self, source: &dyn Source, signs: &StepSigns) -> Result<Steps, TraceError> {
         self.end = signs.events;
         let Some(&last) = self.starts.last() else { return Ok(self) };
+        let before = self.starts.len().checked_sub(2).map(|before| self.starts[before]);
         let mut lows = StepLows::new(self.starts.len());
         let (mut live, mut sizes, mut made) = (0_u64, LiveSizes::default(), 0_u64);
-        let (mut began_with, mut fall): (Option<u64>, Option<FinalFall>) = (None, None);
+        let mut at_end = FallWatch::new(last, u64::MAX);
+        let mut at_rest = self.repeats_until.map(|until| FallWatch::new(last, until));
+        let mut at_last = before.map(|before| FallWatch::new(before, last));
         scan(source, |event, op, _| {
-            if event == last {
-                began_with = Some(live);
-            }
             let (step, before) = (self.step_of(event), live);
             let change = sizes.change(op);
             live = live.saturating_add_signed(change);
@@ -198,13 +209,10 @@ impl Steps {
             if let Some(step) = step {
                 lows.low[step] = lows.low[step].min(before).min(live);
                 lows.requests[step] += u64::from(change > 0);
+                lows.requested[step] += change.max(0) as u64;
             }
-            if let Some(level) = began_with {
-                fall = match fall {
-                    _ if live >= level => None,
-                    None => Some(FinalFall { event, requests_before: made, lowest: live }),
-                    Some(fall) => Some(FinalFall { lowest: fall.lowest.min(live), ..fall }),
-                };
+            for watch in [Some(&mut at_end), at_rest.as_mut(), at_last.as_mut()].into_iter().flatten() {
+                watch.push(event, before, live, made);
             }
             ControlFlow::<()>::Continue(())
         })?;
@@ -218,22 +226,86 @@ impl Steps {
                 until
             })
             .collect();
-        if let (Some(level), Some(fall)) = (began_with, fall)
-            && lows.ends_with(level, fall.lowest)
-        {
+        let steps = self.starts.len();
+        let at_last = at_last.filter(|_| lows.last_is_unlike());
+        let falls = [(at_rest, steps), (at_last, steps - 1), (Some(at_end), steps)];
+        let found = falls.into_iter().find_map(|(watch, steps)| {
+            let (level, fall) = (watch.as_ref()?.level?, watch?.fall?);
+            lows.ends_with(steps, level, fall.lowest).then_some((steps, level, fall))
+        });
+        if let Some((steps, level, fall)) = found {
             self.end = fall.event;
+            self.starts.truncate(steps);
+            self.request_ends.truncate(steps);
             if let Some(last) = self.request_ends.last_mut() {
                 *last = fall.requests_before;
             }
-            let requests = signs.requests - fall.requests_before;
+            let requests = made - fall.requests_before;
             self.left_out = Some(LeftOut {
                 events: signs.events - fall.event,
                 requests,
                 freed_bytes: level - fall.lowest,
-                is_exit: requests <= lows.typical_requests() / REQUESTS_PER_REQUEST_AT_EXIT,
+                is_exit: requests == 0 && live <= level / PARTS_LEFT_AT_EXIT,
             });
         }
         Ok(self)
+    }
+}
+
+/// Where two marks are one step, because two optimizers are used in turn: the numbers of requests alternate. The last
+/// step may be incomplete.
+fn one_mark_per_step(marks: &[(u64, u64)], requests: u64) -> Vec<u64> {
+    let ends = marks.iter().skip(1).map(|mark| mark.1).chain([requests]);
+    let counts: Vec<u64> = marks.iter().zip(ends).map(|(mark, end)| end - mark.1).collect();
+    let alike = |one: u64, other: u64| one.abs_diff(other) * PARTS_OF_COUNT_ALIKE <= one.max(other);
+    let alternate =
+        |counts: &[u64]| counts.windows(3).all(|count| alike(count[0], count[2]) && !alike(count[0], count[1]));
+    let all = || marks.iter().map(|mark| mark.0);
+    let complete = counts.len() - 1;
+    // The first two are start-up.
+    if complete < 2 + FEWEST_STEPS || !alternate(&counts[2..complete]) {
+        return all().collect();
+    }
+    let is_whole = alike(counts[complete], counts[complete - 2]);
+    let paired = if is_whole { counts.len() } else { complete };
+    let first = paired % 2;
+    // What is left over at the beginning is start-up.
+    let left_over = all().take(first);
+    left_over.chain(all().take(paired).skip(first).step_by(2)).chain(all().skip(paired)).collect()
+}
+
+/// Two numbers of requests are alike if they differ by at most one part in so many.
+const PARTS_OF_COUNT_ALIKE: u64 = 50;
+
+/// After an exit at most one part in so many is left.
+const PARTS_LEFT_AT_EXIT: u64 = 10;
+
+/// Looks for a fall of memory for good, below the level at the event `from`, up to the event `until`.
+struct FallWatch {
+    from: u64,
+    until: u64,
+    level: Option<u64>,
+    fall: Option<FinalFall>,
+}
+
+impl FallWatch {
+    fn new(from: u64, until: u64) -> FallWatch {
+        FallWatch { from, until, level: None, fall: None }
+    }
+
+    fn push(&mut self, event: u64, before: u64, live: u64, made: u64) {
+        if event >= self.until {
+            return;
+        }
+        if event == self.from {
+            self.level = Some(before);
+        }
+        let Some(level) = self.level else { return };
+        self.fall = match self.fall {
+            _ if live >= level => None,
+            None => Some(FinalFall { event, requests_before: made, lowest: live }),
+            Some(fall) => Some(FinalFall { lowest: fall.lowest.min(live), ..fall }),
+        };
     }
 }
 
@@ -250,6 +322,8 @@ struct StepLows {
     /// The lowest level.
     low: Vec<u64>,
     requests: Vec<u64>,
+    /// Requested bytes.
+    requested: Vec<u64>,
 }
 
 /// The least rise of a step, as a share of the middle one, with which memory still rises in every step.
@@ -260,23 +334,22 @@ const MANY_STEPS: usize = 12;
 
 impl StepLows {
     fn new(steps: usize) -> StepLows {
-        StepLows { low: vec![u64::MAX; steps], requests: vec![0; steps] }
+        StepLows { low: vec![u64::MAX; steps], requests: vec![0; steps], requested: vec![0; steps] }
     }
 
-    /// The requests of the middle one of all steps but the last.
-    fn typical_requests(&self) -> u64 {
-        let mut requests = self.requests[..self.requests.len().saturating_sub(1)].to_vec();
-        requests.sort_unstable();
-        requests.get(requests.len() / 2).copied().unwrap_or(0)
+    /// Whether the last step requests more than any other one but the first, which is start-up.
+    fn last_is_unlike(&self) -> bool {
+        let [_, others @ .., last] = self.requested.as_slice() else { return false };
+        others.iter().max().is_some_and(|&most| *last > most + most / PARTS_MORE)
     }
 
-    /// Whether a final fall from the `level` with which the last step began, down to `lowest`, is not part of the
+    /// Whether a final fall of the first `steps` from the `level` with which the last step began, down to `lowest`, is not part of the
     /// steps: it goes below what all steps keep, or it gives back what every step has added, or what has been added over
     /// many steps without a fall. Otherwise a fall to an earlier level is what a garbage collector does.
-    fn ends_with(&self, level: u64, lowest: u64) -> bool {
+    fn ends_with(&self, steps: usize, level: u64, lowest: u64) -> bool {
         let least = (level / 100).max(2 * MIB);
         // The first step is start-up.
-        let levels = self.low.get(1..self.low.len() - 1).unwrap_or_default().iter().copied().chain([level]);
+        let levels = self.low.get(1..steps.saturating_sub(1)).unwrap_or_default().iter().copied().chain([level]);
         let levels: Vec<u64> = levels.filter(|&low| low < u64::MAX).collect();
         let below_all = levels.iter().all(|&low| lowest.saturating_add(least) < low);
         let mut rises: Vec<f64> = levels.windows(2).map(|pair| pair[1] as f64 - pair[0] as f64).collect();
@@ -290,8 +363,8 @@ impl StepLows {
     }
 }
 
-/// An exit makes at most one request where a step makes this many.
-const REQUESTS_PER_REQUEST_AT_EXIT: u64 = 4;
+/// A last step is unlike the others if it requests more than the most that they request by one part in so many.
+const PARTS_MORE: u64 = 4;
 
 /// The sizes of live blocks, by slot of the trace.
 #[derive(Default)]
@@ -334,7 +407,7 @@ fn signs(source: &dyn Source) -> Result<(StepSigns, Vec<FileText>), TraceError> 
             // Annotations may go back further than the history: what comes before its first event is no step.
             Op::Mark { kind: MarkKind::Step, .. } => {
                 signs.marks.truncate(if signs.recorded == 0 { 0 } else { usize::MAX });
-                signs.marks.push(index);
+                signs.marks.push((index, signs.requests));
             }
             Op::Mark { kind: MarkKind::Phase, label, .. } => {
                 let places = signs.phases.entry(label).or_default();
@@ -357,6 +430,8 @@ struct RequestHistory {
     sites: Vec<u64>,
     /// The event of each.
     places: Vec<u64>,
+    /// The call sites that compute a loss.
+    losses: Vec<bool>,
     low_points: LowPoints,
 }
 
@@ -364,7 +439,7 @@ impl RequestHistory {
     fn read(source: &dyn Source, from: u64) -> Result<RequestHistory, TraceError> {
         let mut history = RequestHistory::default();
         let (mut live, mut sizes) = (0_u64, LiveSizes::default());
-        scan(source, |event, op, _| {
+        let (_, tables) = scan(source, |event, op, _| {
             live = live.saturating_add_signed(sizes.change(op));
             if event < from {
                 return ControlFlow::<()>::Continue(());
@@ -377,7 +452,20 @@ impl RequestHistory {
             history.low_points.push(event, live, matches!(op, Op::Alloc { .. }));
             ControlFlow::Continue(())
         })?;
+        history.losses = tables.sites().iter().map(|site| names_loss(site.raw())).collect();
         Ok(history)
+    }
+
+    /// Whether a loss is computed in the last turn of a period.
+    fn computes_loss(&self, period: usize) -> bool {
+        let turn = &self.sites[self.sites.len().saturating_sub(period)..];
+        turn.iter().any(|&site| self.losses.get(site as usize).copied().unwrap_or(false))
+    }
+
+    /// The event of the first request after the last of these steps.
+    fn repeats_until(&self, period: usize, starts: &[u64]) -> Option<u64> {
+        let first = self.places.partition_point(|place| Some(place) < starts.last());
+        self.places.get(first + period).copied()
     }
 
     /// How many times what memory spans was requested, in the second half: start-up loads the model.
@@ -399,6 +487,12 @@ impl RequestHistory {
         }
         (starts.len() >= FEWEST_STEPS).then_some((period, starts))
     }
+}
+
+/// Whether a call site computes a loss: with it a pass of a model ends.
+fn names_loss(site: &str) -> bool {
+    let site = site.to_lowercase();
+    site.contains("loss") || site.contains("cross_entropy")
 }
 
 /// How much the number of requests from one beginning to the next varies, against its mean.
