@@ -114,7 +114,7 @@ fn measure_opened(case: &Case, opened: OpenedAllocator, options: &ReplayOptions<
 /// let settings = CaseSettings { device: device.clone(), limit: None, seed: None, timeout: None };
 /// let cases = SuiteFile::load("quick")?.cases(&settings)?;
 /// let record = compare(&cases[0], &device, &AtomicBool::new(false));
-/// assert_eq!((record.finding, record.events_agreed_share), (AgreementFinding::Agrees, Some(100.0)));
+/// assert_eq!((record.finding, record.events_agreed_share), (AgreementFinding::Agrees, Some(1.0)));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn compare(case: &Case, simulated: &DeviceSpec, stop: &AtomicBool) -> AgreementRecord {

@@ -249,8 +249,8 @@ pub(crate) fn add_failed_request(builder: &mut TraceBuilder, bytes: u64, stream:
 /// Whether the requests of a call site failed when they were recorded.
 ///
 /// ```
-/// assert!(oomph_trace::failed_when_recorded("(failed when recorded) train.py:12 forward"));
-/// assert!(!oomph_trace::failed_when_recorded("train.py:12 forward"));
+/// assert!(oomph_trace::failed_when_recorded(&"(failed when recorded) train.py:12 forward".into()));
+/// assert!(!oomph_trace::failed_when_recorded(&"train.py:12 forward".into()));
 /// ```
 #[must_use]
 pub fn failed_when_recorded(site: &FileText) -> bool {

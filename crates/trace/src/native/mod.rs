@@ -353,7 +353,7 @@ end 5"#;
             prop_assert_eq!(crate::write(&trace, &path).unwrap(), trace.events.len() as u64);
             let again = Trace::read(&*crate::open(&path, &NoProgress).unwrap()).unwrap();
             prop_assert_eq!(&again.events, &renumbered(&trace.events));
-            prop_assert_eq!(&again.name, if trace.name.is_empty() { "a" } else { &trace.name });
+            prop_assert_eq!(&*again.name, if trace.name.is_empty() { "a".into() } else { oomph_base::escaped(&trace.name) });
             same_tables(&again.tables, &trace.tables);
         }
 
