@@ -8,6 +8,7 @@ use std::{
 use anyhow::{Context, anyhow};
 use clap::{
     Command, Error,
+    builder::styling::Style,
     error::{ContextKind, ContextValue},
 };
 use clap_complete::{Shell, generate};
@@ -37,14 +38,13 @@ pub fn grouped(program: Command) -> Command {
     let header = *program.get_styles().get_header();
     let template = format!(
         "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{}\n{header}Options:{header:#}\n{{options}}{{after-help}}",
-        overview(&program)
+        overview(&program, header)
     );
     program.help_template(template)
 }
 
 /// The commands in groups, a line or more for each.
-fn overview(program: &Command) -> String {
-    let header = *program.get_styles().get_header();
+fn overview(program: &Command, header: Style) -> String {
     let mut text = String::new();
     for (title, names) in GROUPS {
         text.push_str(&format!("{header}{title}:{header:#}\n"));
@@ -89,7 +89,7 @@ pub fn print_overview(program: &Command) -> CommandResult {
     let about = wrapped(&format!("{about}."), 0, columns());
     let suite = "`oomph run quick` runs the quick suite: the patterns that matter most under three allocators, on the \
                  simulated GPU.";
-    output::say(&format!("{about}\n\n{}\n{}\n", overview(program), wrapped(suite, 0, columns())))?;
+    output::say(&format!("{about}\n\n{}\n{}\n", overview(program, Style::new()), wrapped(suite, 0, columns())))?;
     Ok(exit::OK)
 }
 
