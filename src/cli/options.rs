@@ -209,9 +209,10 @@ impl Format {
     /// Prints a result in this format.
     pub fn print<R: Render + ?Sized>(self, result: &R) -> Result<(), CommandError> {
         let text = self.render(result)?;
-        Ok(match self {
-            Format::Table | Format::Markdown => output::say(&text)?,
-            Format::Json | Format::Csv => output::say_data(&text)?,
-        })
+        let printed = match self {
+            Format::Table | Format::Markdown => output::say(&text),
+            Format::Json | Format::Csv => output::say_data(&text),
+        };
+        Ok(printed?)
     }
 }

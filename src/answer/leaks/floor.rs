@@ -82,7 +82,7 @@ pub(super) fn judge_kept(steps: &[StepUse], bar: &GrowthThreshold) -> Option<Kep
     if rises.have_stopped() && (!falls || floor.visits_since(&levels, rises.last + 1, least) >= FEWEST_POINTS) {
         return judged(CourseKind::Saturated, rises.last + 1, teeth.foot);
     }
-    let go_on = rises.go_on(every) && !teeth.trough.is_some_and(|trough| rises.first >= trough);
+    let go_on = rises.go_on(every) && teeth.trough.is_none_or(|trough| rises.first < trough);
     let blocks = LivingBlocks::of(steps, &floor, rises, teeth.foot);
     if go_on && blocks.pile_up && (falls || blocks.first_is_alive) {
         return judged(CourseKind::Growing, rises.first, teeth.foot);
