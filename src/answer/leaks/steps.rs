@@ -285,12 +285,15 @@ struct FallWatch {
     from: u64,
     until: u64,
     level: Option<u64>,
+    /// The first event after the last request. A fall begins there.
+    frees_from: u64,
+    requests: u64,
     fall: Option<FinalFall>,
 }
 
 impl FallWatch {
     fn new(from: u64, until: u64) -> FallWatch {
-        FallWatch { from, until, level: None, fall: None }
+        FallWatch { from, until, level: None, frees_from: from, requests: 0, fall: None }
     }
 
     fn push(&mut self, event: u64, before: u64, live: u64, made: u64) {
@@ -301,9 +304,12 @@ impl FallWatch {
             self.level = Some(before);
         }
         let Some(level) = self.level else { return };
+        if made > self.requests {
+            (self.frees_from, self.requests) = (event + 1, made);
+        }
         self.fall = match self.fall {
             _ if live >= level => None,
-            None => Some(FinalFall { event, requests_before: made, lowest: live }),
+            None => Some(FinalFall { event: self.frees_from, requests_before: made, lowest: live }),
             Some(fall) => Some(FinalFall { lowest: fall.lowest.min(live), ..fall }),
         };
     }
@@ -343,9 +349,10 @@ impl StepLows {
         others.iter().max().is_some_and(|&most| *last > most + most / PARTS_MORE)
     }
 
-    /// Whether a final fall of the first `steps` from the `level` with which the last step began, down to `lowest`, is not part of the
-    /// steps: it goes below what all steps keep, or it gives back what every step has added, or what has been added over
-    /// many steps without a fall. Otherwise a fall to an earlier level is what a garbage collector does.
+    /// Whether a final fall of the first `steps` from the `level` with which the last step began, down to `lowest`, is not
+    /// part of the steps. It must go below what the step before keeps: steps fall to that level by themselves. And it goes
+    /// below what all steps keep, or gives back what every step has added, or what has been added over many steps without a
+    /// fall. Otherwise a fall to an earlier level is what a garbage collector does.
     fn ends_with(&self, steps: usize, level: u64, lowest: u64) -> bool {
         let least = (level / 100).max(2 * MIB);
         // The first step is start-up.
@@ -359,7 +366,9 @@ impl StepLows {
             [] => false,
             rises => rises[0] > 0.0 && rises[0] >= LEAST_SHARE_OF_RISE * rises[rises.len() / 2],
         };
-        level - lowest >= least && (below_all || rises_always || never_fell)
+        let kept_before = steps.checked_sub(2).and_then(|before| self.low.get(before)).copied().unwrap_or(level);
+        let is_deeper = lowest.saturating_add(least) < kept_before.min(level);
+        is_deeper && (below_all || rises_always || never_fell)
     }
 }
 
