@@ -2,7 +2,7 @@
 //!
 //! [`ObservedSteps::of_replay`] replays a source and writes down how memory stood in every step; [`ObservedSteps::of_snapshots`]
 //! takes that from snapshots in order. [`judge`] tests three series in turn. What steps keep is judged by the rules of
-//! [`floor`], the others and snapshots by the slope of a line and its Student-t interval ([`growth`]):
+//! `floor`, the others and snapshots by the slope of a line and its Student-t interval ([`growth`]):
 //!
 //! | series | if it grows | what brings it down |
 //! |---|---|---|
