@@ -24,7 +24,7 @@ impl FileText {
         &self.0
     }
 
-    /// Whether there is no text.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

@@ -33,6 +33,15 @@ impl<T: Clone + Eq + Hash> Interner<T> {
         T: Borrow<Q>,
         Q: ToOwned<Owned = T> + Eq + Hash + ?Sized,
     {
+        self.intern_as(item, Q::to_owned)
+    }
+
+    /// Like [`intern`](Interner::intern), with another way to own a new value.
+    fn intern_as<Q>(&mut self, item: &Q, owned: fn(&Q) -> T) -> u32
+    where
+        T: Borrow<Q>,
+        Q: Eq + Hash + ?Sized,
+    {
         if self.items.get(self.last as usize).is_some_and(|last| last.borrow() == item) {
             return self.last;
         }
@@ -40,8 +49,9 @@ impl<T: Clone + Eq + Hash> Interner<T> {
             Some(&number) => number,
             None => {
                 let number = self.items.len() as u32;
-                self.items.push(item.to_owned());
-                self.numbers.insert(item.to_owned(), number);
+                let value = owned(item);
+                self.items.push(value.clone());
+                self.numbers.insert(value, number);
                 number
             }
         };
@@ -67,25 +77,23 @@ impl<T: Clone + Eq + Hash> Interner<T> {
 /// Every distinct text once, by number. Number 0 is the empty text.
 #[derive(Clone, Debug)]
 pub(crate) struct TextInterner {
+    numbers: Interner<Arc<str>>,
     items: Vec<FileText>,
-    numbers: HashMap<Arc<str>, u32>,
 }
 
 impl Default for TextInterner {
     fn default() -> Self {
-        TextInterner { items: vec![FileText::default()], numbers: HashMap::from([("".into(), 0)]) }
+        let mut interner = TextInterner { numbers: Interner::default(), items: Vec::new() };
+        interner.intern("");
+        interner
     }
 }
 
 impl TextInterner {
     /// The number of a text. A new text gets the next number.
     pub(crate) fn intern(&mut self, text: &str) -> u32 {
-        if let Some(&number) = self.numbers.get(text) {
-            return number;
-        }
-        let (number, text) = (self.items.len() as u32, Arc::<str>::from(text));
-        self.items.push(FileText::from(Arc::clone(&text)));
-        self.numbers.insert(text, number);
+        let number = self.numbers.intern_as(text, |text| text.into());
+        self.items.extend(self.numbers.items()[self.items.len()..].iter().cloned().map(FileText::from));
         number
     }
 

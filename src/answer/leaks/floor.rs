@@ -211,9 +211,7 @@ impl Floor {
         });
         Floor { growth: levels[last] - levels[0], levels, rises }
     }
-}
 
-impl Floor {
     /// In how many steps from `first` on memory is at the floor.
     fn visits_since(&self, levels: &[f64], first: usize, least: f64) -> usize {
         self.levels.iter().zip(levels).skip(first).filter(|(floor, level)| *level - *floor < least / 2.0).count()

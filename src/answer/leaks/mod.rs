@@ -12,8 +12,8 @@
 //!
 //! Otherwise memory is steady, or it cannot be told ([`Doubt`]). The low point of a step does not depend on where exactly
 //! a step is cut. The first step is start-up and is not judged; neither is one in which memory ran out, nor a last one
-//! without requests, nor what comes after the last step ([`LeftOut`]). The command line asks and `report` shows the answer. This module knows no files and
-//! prints nothing.
+//! without requests, nor what comes after the last step ([`LeftOut`]). The command line asks and `report` shows the answer.
+//! This module knows no files and prints nothing.
 
 mod floor;
 pub mod growth;

@@ -287,13 +287,12 @@ struct FallWatch {
     level: Option<u64>,
     /// The first event after the last request. A fall begins there.
     frees_from: u64,
-    requests: u64,
     fall: Option<FinalFall>,
 }
 
 impl FallWatch {
     fn new(from: u64, until: u64) -> FallWatch {
-        FallWatch { from, until, level: None, frees_from: from, requests: 0, fall: None }
+        FallWatch { from, until, level: None, frees_from: from, fall: None }
     }
 
     fn push(&mut self, event: u64, before: u64, live: u64, made: u64) {
@@ -304,8 +303,8 @@ impl FallWatch {
             self.level = Some(before);
         }
         let Some(level) = self.level else { return };
-        if made > self.requests {
-            (self.frees_from, self.requests) = (event + 1, made);
+        if live > before {
+            self.frees_from = event + 1;
         }
         self.fall = match self.fall {
             _ if live >= level => None,
