@@ -2,16 +2,17 @@
 //! a suite unfolds into cases, how cases are chosen, and how a list of cases is identified.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
+    path::PathBuf,
     sync::{Arc, atomic::AtomicBool},
 };
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
-use serde_json::json;
 
 use super::{
     CaseTimeout, NameSelection, SourceSpec, SuiteError, SuiteFile, SuiteGroup,
+    case_names::{case_content, names_of_files, tell_apart},
     source::{CaseSource, files_of_pattern, is_path, no_trace_file},
 };
 use crate::{
@@ -119,7 +120,7 @@ pub struct CaseSettings {
 
 impl SuiteFile {
     /// All cases of the suite in a fixed order: groups, then workloads and trace files, strategies,
-    /// limits and seeds.
+    /// limits and seeds. Their ids are different.
     pub fn cases(&self, settings: &CaseSettings) -> Result<Vec<Case>, SuiteError> {
         let mut cases = Vec::new();
         for group in &self.group {
@@ -137,10 +138,11 @@ impl SuiteFile {
                 }
             }
         }
-        match self.absent_files().first() {
-            Some(pattern) if cases.is_empty() => Err(no_trace_file(&self.name, pattern)),
-            _ => Ok(cases),
+        if let (true, Some(pattern)) = (cases.is_empty(), self.absent_files().first()) {
+            return Err(no_trace_file(&self.name, pattern));
         }
+        tell_apart(&self.name, &mut cases, settings.limit.is_some() || settings.seed.is_some())?;
+        Ok(cases)
     }
 
     /// The limits of a group in bytes; `None` is no limit.
@@ -194,6 +196,8 @@ impl SuiteFile {
 
     /// The sources of a group: every workload with every seed, and every trace file once.
     fn sources(&self, group: &SuiteGroup, seeds: &[u64]) -> Result<Vec<Vec<CaseSource>>, SuiteError> {
+        let all_files = self.files();
+        let file_names = names_of_files(&all_files);
         let mut sources = Vec::new();
         for name in self.names(group) {
             if is_path(name) {
@@ -205,7 +209,10 @@ impl SuiteFile {
                     Err(_) if self.is_embedded => Vec::new(),
                     found => found?,
                 };
-                sources.extend(files.iter().map(|path| vec![CaseSource::of_file(path, seed)]));
+                // A file that appeared a moment ago has no name yet.
+                let name =
+                    |path: &PathBuf| file_names.get(&**path).cloned().unwrap_or_else(|| path.display().to_string());
+                sources.extend(files.iter().map(|path| vec![CaseSource::of_file(path, &name(path), seed)]));
             } else {
                 let recipe = self.recipe(group, name)?;
                 let with_seed = |&seed: &u64| CaseSource::of_recipe(self, group, &recipe, seed);
@@ -213,6 +220,12 @@ impl SuiteFile {
             }
         }
         Ok(sources)
+    }
+
+    /// The trace files of all groups.
+    fn files(&self) -> BTreeSet<PathBuf> {
+        let names = self.group.iter().flat_map(|group| self.names(group)).filter(|name| is_path(name));
+        names.flat_map(|name| files_of_pattern(&self.name, name).unwrap_or_default()).collect()
     }
 
     fn strategies(&self, group: &SuiteGroup) -> Result<Vec<StrategySpec>, SuiteError> {
@@ -231,7 +244,12 @@ impl SuiteFile {
     /// The workloads of all groups with their parameters.
     pub fn models(&self) -> Result<Vec<Recipe>, SuiteError> {
         let named = self.group.iter().flat_map(|group| self.names(group).map(move |name| (group, name)));
-        named.map(|(group, name)| self.recipe(group, name)).collect()
+        let models = named.map(|(group, name)| self.recipe(group, name)).collect::<Result<Vec<_>, _>>()?;
+        let mut known = BTreeSet::new();
+        match models.iter().map(Recipe::title).find(|title| !known.insert(title.clone())) {
+            None => Ok(models),
+            Some(model) => Err(SuiteError::DuplicateModel { suite: self.name.clone(), model }),
+        }
     }
 
     fn names<'a>(&self, group: &'a SuiteGroup) -> impl Iterator<Item = &'a str> {
@@ -261,8 +279,7 @@ pub fn contents(cases: &[Case]) -> String {
     let mut text = String::new();
     for case in cases {
         sources.entry(&case.origin.name).or_insert_with(|| source_fingerprint(case));
-        let timeout = case.timeout.map(|timeout| timeout.to_string()).unwrap_or_default();
-        text.push_str(&format!("{}{timeout}\n", json!(case)));
+        text.push_str(&format!("{}\n", case_content(case)));
     }
     for (name, source) in sources {
         text.push_str(&format!("{name}: {source}\n"));

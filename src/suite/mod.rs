@@ -5,6 +5,7 @@
 //! decides. The module reports [`CaseProgress`]; it neither prints nor writes files.
 
 mod case;
+mod case_names;
 mod file;
 mod in_process;
 mod rank_files;
@@ -71,6 +72,25 @@ pub enum SuiteError {
         suite: String,
         /// The file.
         path: String,
+    },
+    /// Two cases of the suite have the same id.
+    #[error(
+        "suite '{suite}': two cases have the id '{case_id}': remove what is listed twice (a workload, file, strategy, limit \
+         or seed), or the group that repeats another one"
+    )]
+    DuplicateCase {
+        /// The suite.
+        suite: String,
+        /// The id.
+        case_id: String,
+    },
+    /// A model is listed twice.
+    #[error("suite '{suite}': the model '{model}' is listed twice: remove one")]
+    DuplicateModel {
+        /// The suite.
+        suite: String,
+        /// The model.
+        model: String,
     },
     /// A strategy of the suite is invalid.
     #[error("suite '{suite}': {source}")]

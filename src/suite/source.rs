@@ -227,13 +227,10 @@ impl CaseSource {
     }
 
     /// A trace file, for which the seed does not matter.
-    pub(super) fn of_file(path: &Path, seed: u64) -> CaseSource {
+    pub(super) fn of_file(path: &Path, name: &str, seed: u64) -> CaseSource {
         let origin = SourceSpec { name: path.to_string_lossy().into_owned(), seed, ..SourceSpec::default() };
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        CaseSource {
-            source: Arc::new(LazyTraceFile { name, origin: origin.clone(), content: OnceLock::new() }),
-            origin,
-        }
+        let source = LazyTraceFile { name: name.to_owned(), origin: origin.clone(), content: OnceLock::new() };
+        CaseSource { source: Arc::new(source), origin }
     }
 }
 

@@ -135,6 +135,30 @@ fn sources_of_one_name_are_told_apart() {
 }
 
 #[test]
+fn cases_of_suites_never_share_an_id() {
+    let folder = empty();
+    let suite = "question = 'what?'\n[[group]]\nworkloads = ['*/snapshot.oomph']\nstrategies = ['direct']\n";
+    for (place, rounds) in [("rank0", "2"), ("rank1", "3")] {
+        fs::create_dir(folder.path().join(place)).unwrap();
+        let file = format!("{place}/snapshot.oomph");
+        run(&folder, &["convert", "checkerboard", "--set", &format!("rounds={rounds}"), &file], 0);
+        fs::write(folder.path().join(place).join("mine.toml"), suite).unwrap();
+    }
+    run(&folder, &["run", "rank0/mine.toml", "--output", "out"], 0);
+    let rows = run_files(&folder, "out");
+    assert_eq!(rows.lines().count(), 3, "{rows}");
+    assert!(rows.contains("mine/rank0/snapshot.oomph/direct") && rows.contains("mine/rank1/snapshot.oomph/direct"));
+    refused(&folder, &["run", "rank0/mine.toml", "rank1/mine.toml"], &["two suites called 'mine'", "rank1/mine.toml"]);
+    refused(&folder, &["run", "quick", "quick"], &["suite 'quick' is given twice"]);
+    fs::write(folder.path().join("twice.toml"), suite.replace("['direct']", "['direct', 'direct']")).unwrap();
+    refused(
+        &folder,
+        &["run", "twice.toml"],
+        &["suite 'twice': two cases have the id 'twice/rank0/snapshot.oomph/direct"],
+    );
+}
+
+#[test]
 fn rows_do_not_depend_on_jobs() {
     let folder = empty();
     run(&folder, &["run", "quick", "--jobs", "1", "--output", "a"], 0);

@@ -41,7 +41,7 @@ struct PreparedRun {
 }
 
 pub fn run(args: Args) -> CommandResult {
-    let suites: Vec<SuiteFile> = args.suite_names().iter().map(|name| load(name)).collect::<Result<_, _>>()?;
+    let suites = load_all(&args.suite_names())?;
     if let Some(own) = suites.iter().find(|suite| suite.kind.has_own_table()) {
         return run_own_table(&args, own, suites.len());
     }
@@ -62,6 +62,25 @@ pub fn run(args: Args) -> CommandResult {
     let details = thresholds.map(|files| files.finish(&run.ids)).transpose()?.unwrap_or_default();
     print(&args, &run.folder, &records, &details)?;
     conclude(&args, &run, &records, &details)
+}
+
+/// The suites. Their names tell their cases apart.
+fn load_all(names: &[String]) -> Result<Vec<SuiteFile>, CommandError> {
+    let suites: Vec<SuiteFile> = names.iter().map(|name| load(name)).collect::<Result<_, _>>()?;
+    for (place, suite) in suites.iter().enumerate() {
+        if let Some(first) = suites[..place].iter().position(|other| other.name == suite.name) {
+            let (one, other) = (&names[first], &names[place]);
+            return Err(CommandError::usage(match one == other {
+                true => anyhow!("suite '{one}' is given twice"),
+                false => anyhow!(
+                    "'{one}' and '{other}' are two suites called '{}', so their cases would have the same ids: rename one \
+                     of the files",
+                    suite.name
+                ),
+            }));
+        }
+    }
+    Ok(suites)
 }
 
 /// A suite. The error for the name of a workload or a recording says what to do with it.
