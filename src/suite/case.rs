@@ -118,11 +118,15 @@ pub struct CaseSettings {
     pub timeout: Option<CaseTimeout>,
 }
 
+/// The most cases of a suite. A small file can name more of them than fit into memory.
+const MOST_CASES: usize = 200_000;
+
 impl SuiteFile {
     /// All cases of the suite in a fixed order: groups, then workloads and trace files, strategies,
     /// limits and seeds. Their ids are different.
     pub fn cases(&self, settings: &CaseSettings) -> Result<Vec<Case>, SuiteError> {
         let mut cases = Vec::new();
+        let mut planned = 0_usize;
         for group in &self.group {
             let strategies = self.strategies(group)?;
             let limits = self.limits(group, settings)?;
@@ -130,6 +134,11 @@ impl SuiteFile {
                 Some(seed) => vec![seed],
                 None => group.seeds.clone().unwrap_or_else(|| self.seeds.clone()),
             };
+            let factors = [strategies.len(), limits.len(), seeds.len(), self.names(group).count()];
+            planned = planned.saturating_add(factors.into_iter().fold(1, usize::saturating_mul));
+            if planned > MOST_CASES {
+                return Err(SuiteError::TooManyCases { suite: self.name.clone(), most: MOST_CASES });
+            }
             for sources in self.sources(group, &seeds)? {
                 for strategy in &strategies {
                     for &limit in &limits {

@@ -3,13 +3,13 @@
 //! Suites in `suites/` are built into the binary. A file of the same name in `suites/` of the
 //! current folder takes precedence.
 
-use std::{fmt, fs, path::Path, str::FromStr, time::Duration};
+use std::{fmt, path::Path, str::FromStr, time::Duration};
 
 use serde::Deserialize;
 
 use super::SuiteError;
 use crate::{
-    base::{Catalog, CatalogEntry, MemoryLimit},
+    base::{Catalog, CatalogEntry, MemoryLimit, parse_toml, read_text_file},
     replay::OnOutOfMemory,
 };
 
@@ -166,7 +166,7 @@ impl SuiteFile {
     }
 
     fn from_file(path: &Path) -> Result<SuiteFile, SuiteError> {
-        let text = fs::read_to_string(path).map_err(|source| SuiteError::Io { path: path.to_owned(), source })?;
+        let text = read_text_file(path).map_err(|source| SuiteError::Io { path: path.to_owned(), source })?;
         let name = path.file_stem().unwrap_or_default().to_string_lossy();
         SuiteFile::parse(&name, &path.display().to_string(), &text)
     }
@@ -174,7 +174,7 @@ impl SuiteFile {
     /// Parses a suite. Errors name the file `shown_as`.
     pub fn parse(name: &str, shown_as: &str, text: &str) -> Result<SuiteFile, SuiteError> {
         let refused = |reason: String| SuiteError::Syntax { file: shown_as.to_owned(), reason };
-        let mut suite: SuiteFile = toml::from_str(text).map_err(|error| refused(error.to_string()))?;
+        let mut suite: SuiteFile = parse_toml(text).map_err(|error| refused(error.to_string()))?;
         let no_seeds =
             suite.seeds.is_empty() || suite.group.iter().any(|g| g.seeds.as_ref().is_some_and(Vec::is_empty));
         let is_of_claims = suite.kind == SuiteKind::Claims;
@@ -284,6 +284,7 @@ impl TryFrom<String> for CaseTimeout {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::suite::CaseSettings;
 
     #[test]
     fn built_in_suites_are_valid() {
@@ -371,5 +372,28 @@ mod tests {
     fn nearest_suite_is_suggested() {
         let message = SuiteFile::load("quik").unwrap_err().to_string();
         assert!(message.contains("did you mean 'quick'?"), "{message}");
+    }
+
+    #[test]
+    fn lists_do_not_multiply_without_bound() {
+        let seeds = (0..1_000).map(|seed| seed.to_string()).collect::<Vec<_>>().join(",");
+        let text = format!(
+            "question = 'why?'\nseeds = [{seeds}]\n[[group]]\nworkloads = 'all'\nstrategies = 'all'\nlimits = ['6GiB', '8GiB']\n"
+        );
+        let settings = CaseSettings { device: "sim".parse().unwrap(), limit: None, seed: None, timeout: None };
+        let refusal = SuiteFile::parse("x", "x.toml", &text).unwrap().cases(&settings).err().unwrap().to_string();
+        assert!(refusal.starts_with("suite 'x' has more than 200000 cases"), "{refusal}");
+    }
+
+    #[test]
+    fn names_have_no_control_characters() {
+        for text in [
+            r#"question = "why?\u001b[2K""#,
+            "question = 'why?'\n[[group]]\nworkloads = [\"a\\nb\"]\nstrategies = 'all'",
+            "question = 'why?'\n[[group]]\nworkloads = 'all'\nstrategies = 'all'\nset = { \"\\u202e\" = 1 }",
+        ] {
+            let refusal = SuiteFile::parse("x", "x.toml", text).unwrap_err().to_string();
+            assert!(refusal.contains("contains a control character"), "{refusal}");
+        }
     }
 }

@@ -92,6 +92,17 @@ pub enum SuiteError {
         /// The model.
         model: String,
     },
+    /// The lists of the suite multiply to too many cases.
+    #[error(
+        "suite '{suite}' has more than {most} cases: workloads, strategies, limits and seeds are multiplied; divide it into \
+         several suites"
+    )]
+    TooManyCases {
+        /// The suite.
+        suite: String,
+        /// The most cases.
+        most: usize,
+    },
     /// A strategy of the suite is invalid.
     #[error("suite '{suite}': {source}")]
     Strategy {

@@ -7,6 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::read_text_file;
+
 /// All files of one kind. Where a name exists in both places, the file in the folder wins.
 #[derive(Clone, Copy, Debug)]
 pub struct Catalog {
@@ -73,7 +75,7 @@ impl Catalog {
             match all.iter_mut().find(|own| own.name == name) {
                 Some(own) => {
                     own.is_built_in = true;
-                    let is_copy = |path: &PathBuf| fs::read_to_string(path).ok().as_deref() == self.built_in_text(name);
+                    let is_copy = |path: &PathBuf| read_text_file(path).ok().as_deref() == self.built_in_text(name);
                     own.file = own.file.take().filter(|path| !is_copy(path));
                 }
                 None => all.push(CatalogEntry { name: name.to_owned(), file: None, is_built_in: true }),

@@ -13,6 +13,7 @@ mod parallel;
 mod parameter;
 mod process;
 mod progress;
+mod text_file;
 mod units;
 mod work;
 
@@ -26,6 +27,7 @@ pub use process::{exit_description, exit_signal, last_bytes};
 #[cfg(any(test, feature = "testing"))]
 pub use progress::ProgressLog;
 pub use progress::{NoProgress, PROGRESS_STRIDE, Progress};
+pub use text_file::{LARGEST_TEXT_FILE, TomlRefusal, parse_toml, read_text_file, read_within};
 pub use units::{Address, Bytes, EventId, GIB, KIB, MIB, Nanos, ParseBytesError, SiteId, StreamId, TagId, ThreadId};
 pub use work::{Dtype, ProductRole, Work};
 

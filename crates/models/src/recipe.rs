@@ -3,7 +3,7 @@
 //! Those in `workloads/` are part of the binary, so that it works wherever it is installed. A file of that name in the
 //! `workloads/` of the current folder is taken instead; any other is read from where it is.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{collections::BTreeMap, path::Path};
 
 use serde::Deserialize;
 use toml::{Spanned, Value};
@@ -12,7 +12,7 @@ use crate::{
     GENERATORS, GeneratorEntry, GivenValue, NumericEffect, Parameters, SettingPlace, Workload, WorkloadError,
     autograd::{self, TechniqueWords},
 };
-use oomph_base::{Catalog, CatalogEntry, did_you_mean, nearest};
+use oomph_base::{Catalog, CatalogEntry, did_you_mean, nearest, parse_toml, read_text_file};
 
 /// Recipes by name.
 const CATALOG: Catalog = Catalog { folder: "workloads", built_in: include!(concat!(env!("OUT_DIR"), "/workloads.rs")) };
@@ -77,7 +77,7 @@ impl Recipe {
 
     /// The recipe in a file; its name is the file's, without the ending.
     pub fn from_file(path: &Path) -> Result<Recipe, WorkloadError> {
-        let text = fs::read_to_string(path).map_err(|source| WorkloadError::Io { path: path.to_owned(), source })?;
+        let text = read_text_file(path).map_err(|source| WorkloadError::Io { path: path.to_owned(), source })?;
         let name = path.file_stem().unwrap_or_default().to_string_lossy();
         Recipe::parse(&name, &path.display().to_string(), &text)
     }
@@ -85,8 +85,8 @@ impl Recipe {
     fn parse(name: &str, file: &str, text: &str) -> Result<Recipe, WorkloadError> {
         let refused =
             |offset, reason| WorkloadError::Invalid { place: SettingPlace::in_file(file, text, offset), reason };
-        let parsed: RecipeFile = toml::from_str(text)
-            .map_err(|error| refused(error.span().map_or(0, |span| span.start), error.message().replace('\n', "; ")))?;
+        let parsed: RecipeFile =
+            parse_toml(text).map_err(|error| refused(error.offset.unwrap_or(0), error.reason))?;
         let wanted = parsed.generator.get_ref().as_str();
         let generator = GENERATORS.iter().find(|entry| entry.name == wanted).ok_or_else(|| {
             let near = nearest(wanted, GENERATORS.iter().map(|entry| entry.name));
@@ -220,7 +220,10 @@ impl Recipe {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::{BTreeMap, BTreeSet};
+    use std::{
+        collections::{BTreeMap, BTreeSet},
+        fs,
+    };
 
     use super::*;
     use oomph_trace::{Category, Event, MarkKind, Op, Source, Tables, Trace, check};

@@ -38,7 +38,8 @@ pub(crate) fn open<'a>(path: &Path, progress: &'a dyn Progress) -> Result<Input<
 /// Like [`open`], calling `on_read` with the number of bytes of every read from disk, before decompression.
 pub(crate) fn open_counted<'a>(path: &Path, on_read: impl FnMut(u64) + Send + 'a) -> Result<Input<'a>, TraceError> {
     let failed = |source| TraceError::Io { path: path.to_owned(), source };
-    let kind = fs::metadata(path).map_err(failed)?.file_type();
+    let metadata = fs::metadata(path).map_err(failed)?;
+    let kind = metadata.file_type();
     if kind.is_dir() {
         return Err(refusal(path, "this is a folder, not a trace"));
     }
@@ -46,7 +47,7 @@ pub(crate) fn open_counted<'a>(path: &Path, on_read: impl FnMut(u64) + Send + 'a
         return Err(refusal(path, "a trace is read more than once, so it must be a plain file, not a pipe or device"));
     }
     let file = CountedFile { file: File::open(path).map_err(failed)?, on_read };
-    decompressed(BufReader::with_capacity(BUFFER_BYTES, file)).map_err(failed)
+    decompressed(BufReader::with_capacity(BUFFER_BYTES, file), most_content(metadata.len())).map_err(failed)
 }
 
 /// A file that reports every read.
@@ -72,6 +73,10 @@ pub(crate) fn read_failed(path: &Path, source: io::Error) -> TraceError {
     }
     let reason = match source.kind() {
         io::ErrorKind::UnexpectedEof => "the compressed data end too early: the file is truncated",
+        io::ErrorKind::FileTooLarge => {
+            "the compressed data are more than 512 times as long as the file, as in a file made to fill a disk: \
+             decompress it first if you trust it"
+        }
         io::ErrorKind::OutOfMemory => "it was compressed with a window above 160 MiB: decompress it first",
         io::ErrorKind::Unsupported => "it was compressed with a method that cannot be read: decompress it first",
         _ => "the compressed data are damaged",
@@ -250,8 +255,17 @@ impl<'a> LineReader<'a> {
     }
 }
 
-/// The content of a file. Gzip, xz and zstd are recognised by content.
-fn decompressed<'a>(mut file: impl BufRead + Send + 'a) -> io::Result<Box<dyn BufRead + Send + 'a>> {
+/// The most bytes that a compressed file of this size may hold, so that a small one is not read for minutes. Recordings and
+/// traces compress to a hundredth at best.
+fn most_content(file_bytes: u64) -> u64 {
+    file_bytes.saturating_mul(512).saturating_add(256 << 20)
+}
+
+/// The content of a file. Gzip, xz and zstd are recognised by content. Compressed content is at most `most_bytes` long.
+fn decompressed<'a>(
+    mut file: impl BufRead + Send + 'a,
+    most_bytes: u64,
+) -> io::Result<Box<dyn BufRead + Send + 'a>> {
     let head = file.fill_buf()?;
     let decoder: Box<dyn Read + Send + 'a> = if head.starts_with(&GZIP) {
         Box::new(GzipReader { member: Some(GzDecoder::new(file)) })
@@ -262,7 +276,21 @@ fn decompressed<'a>(mut file: impl BufRead + Send + 'a) -> io::Result<Box<dyn Bu
     } else {
         return Ok(Box::new(file));
     };
-    Ok(Box::new(BufReader::with_capacity(BUFFER_BYTES, decoder)))
+    Ok(Box::new(BufReader::with_capacity(BUFFER_BYTES, BoundedContent { decoder, left: most_bytes })))
+}
+
+/// The content of a compressed file, up to a bound.
+struct BoundedContent<R> {
+    decoder: R,
+    left: u64,
+}
+
+impl<R: Read> Read for BoundedContent<R> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        let count = self.decoder.read(to)?;
+        self.left = self.left.checked_sub(count as u64).ok_or(io::ErrorKind::FileTooLarge)?;
+        Ok(count)
+    }
 }
 
 /// Reads all gzip members of a file, and the zeros that tapes and block devices leave at its end. `MultiGzDecoder` refuses
@@ -470,8 +498,20 @@ mod compression_tests {
 
     fn content(file: impl Into<Vec<u8>>) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        decompressed(Cursor::new(file.into()))?.read_to_end(&mut bytes)?;
+        decompressed(Cursor::new(file.into()), 1 << 20)?.read_to_end(&mut bytes)?;
         Ok(bytes)
+    }
+
+    #[test]
+    fn content_that_is_far_longer_than_its_file_is_refused() {
+        assert_eq!(content(gzip(&"a".repeat(1 << 20))).unwrap().len(), 1 << 20);
+        let refusal = content(gzip(&"a".repeat((1 << 20) + 1))).unwrap_err();
+        assert_eq!(refusal.kind(), io::ErrorKind::FileTooLarge);
+        let said = read_failed(Path::new("a.gz"), refusal).to_string();
+        assert!(said.contains("more than 512 times as long as the file"), "{said}");
+        assert!(most_content(1 << 20) < 1 << 30);
+        // Content that is not compressed has no bound.
+        assert_eq!(content("a".repeat((1 << 20) + 1)).unwrap().len(), (1 << 20) + 1);
     }
 
     fn gzip(text: &str) -> Vec<u8> {

@@ -2,7 +2,7 @@
 //! add up, and the table.
 
 use std::{
-    fs, io,
+    io,
     path::PathBuf,
     sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
@@ -15,7 +15,7 @@ use super::{
     common::{exit_code, jobs, save_failure, with_progress},
 };
 use crate::{
-    base::{Bytes, GIB, MemoryLimit},
+    base::{Bytes, GIB, MemoryLimit, read_text_file},
     cli::{
         VERSION,
         exit::{self, CommandError, CommandResult, StopPolicy},
@@ -208,7 +208,7 @@ impl EnduranceOptions {
     /// The state with all earlier slices.
     fn load_state(&self, kind: &str) -> Result<StressState, CommandError> {
         let Some(path) = &self.state else { return Ok(StressState::new(kind)) };
-        let text = match fs::read_to_string(path) {
+        let text = match read_text_file(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(StressState::new(kind)),
             read => read.with_context(|| format!("{} cannot be read", path.display())).map_err(CommandError::usage)?,
         };

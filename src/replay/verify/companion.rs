@@ -4,14 +4,17 @@
 //! may have the same name: without the column `snapshot` and one of the others it is ignored.
 
 use std::{
-    fs, io,
+    io,
     path::{Path, PathBuf},
 };
 
 use serde::Deserialize;
 
 use super::Counters;
+use crate::base::read_within;
 
+/// A table with 100,000 rows has about 8 MiB.
+const LARGEST_TABLE: u64 = 16 << 20;
 /// The name of the table.
 const TABLE: &str = "snapshots.csv";
 /// Its first column.
@@ -64,7 +67,7 @@ impl Companion {
         if !path.is_file() {
             return Ok(None);
         }
-        let text = fs::read(&path).map_err(|source| CompanionError::Io { path: path.clone(), source })?;
+        let text = read_within(&path, LARGEST_TABLE).map_err(|source| CompanionError::Io { path: path.clone(), source })?;
         let file_name = recording.file_name().unwrap_or_default().to_string_lossy();
         row(&text, &file_name).map_err(|reason| CompanionError::Format { path, reason })
     }

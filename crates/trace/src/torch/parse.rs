@@ -1,6 +1,10 @@
 //! Makes a [`Snapshot`] of the values of a pickle, and lists what is missing.
 
-use std::{collections::HashMap, io::Read, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    io::Read,
+    sync::Arc,
+};
 
 use super::{
     Annotation, AnnotationEdge, EntryNote, RecordedSettings, RecordedValue, Segment, SegmentKind, Snapshot,
@@ -52,6 +56,7 @@ impl Snapshot {
             stacks: Stacks::default(),
             known_stacks: HashMap::new(),
             known_frames: HashMap::new(),
+            block_lists: HashSet::new(),
             omissions: OmissionCounts::default(),
         };
         parser.snapshot(root)
@@ -81,6 +86,8 @@ struct SnapshotParser<'a> {
     /// By the contents of the list, see [`PickleHeap::contents`].
     known_stacks: HashMap<(u32, u32), StackId>,
     known_frames: HashMap<NodeId, u32>,
+    /// The lists of blocks so far. A pickle can name one list in many segments, which a small file must not multiply.
+    block_lists: HashSet<NodeId>,
     omissions: OmissionCounts,
 }
 
@@ -249,7 +256,13 @@ impl SnapshotParser<'_> {
         let stream = self.stream(dict, place)?;
         let stack = self.frames_of(dict)?;
         let blocks = match self.heap.get(dict, SnapshotWord::Blocks.id()) {
-            Some(blocks) => self.blocks(self.list(blocks, place)?, address, place)?,
+            Some(blocks) => {
+                let list = self.list(blocks, place)?;
+                if !self.block_lists.insert(list) {
+                    return Err(SnapshotError::Shape(format!("{place}: its `blocks` are those of another segment")));
+                }
+                self.blocks(list, address, place)?
+            }
             None => return Err(SnapshotError::Shape(format!("{place}: `blocks` is missing"))),
         };
         Ok(Segment { device, address, total_size, stream, kind, pool, expandable, stack, blocks })

@@ -257,6 +257,17 @@ fn bytes_after_the_pickle_are_refused() {
     assert!(complaint.starts_with(&place), "{complaint}");
 }
 
+#[test]
+fn a_list_of_blocks_in_two_segments_is_refused_rather_than_copied() {
+    use super::pickle::opcode as op;
+    let one = segment(0, 0x1000, 1024, vec![block(0x1000, 512, "active_allocated")]).pickle(4);
+    let one = &one[2..one.len() - 1];
+    let again = [op::LONG_BINPUT, 9, 9, 0, 0, op::LONG_BINGET, 9, 9, 0, 0];
+    let file = [&[op::PROTO, 4, op::EMPTY_LIST, op::MARK], one, &again, &[op::APPENDS, op::STOP]].concat();
+    let complaint = Snapshot::read(&file[..]).unwrap_err().to_string();
+    assert!(complaint.ends_with("segments[1]: its `blocks` are those of another segment"), "{complaint}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 

@@ -3,7 +3,6 @@
 
 use std::{
     borrow::Cow,
-    fs,
     path::Path,
     str::FromStr,
     sync::{Arc, LazyLock},
@@ -16,7 +15,7 @@ use super::{
     costs::{Cost, CostTable},
     work_times::{Rates, WorkTable, WorkTime},
 };
-use oomph_base::{Bytes, TypedSizeError, did_you_mean, nearest};
+use oomph_base::{Bytes, TypedSizeError, did_you_mean, nearest, parse_toml, read_text_file};
 
 /// Everything that makes one GPU differ from another.
 #[derive(Clone, Debug, PartialEq)]
@@ -247,7 +246,7 @@ impl ProfileFile {
     /// Reads a profile.
     pub fn load(path: &Path) -> Result<Profile, SimConfigError> {
         let bad = |reason: String| SimConfigError::BadProfile { path: path.display().to_string(), reason };
-        let text = fs::read_to_string(path).map_err(|error| bad(error.to_string()))?;
+        let text = read_text_file(path).map_err(|error| bad(error.to_string()))?;
         ProfileFile::parse(&text).map_err(bad)
     }
 
@@ -258,7 +257,7 @@ impl ProfileFile {
 
     /// Parses a profile's text; the error is the reason.
     pub(in crate::device) fn parse(text: &str) -> Result<Profile, String> {
-        let file: ProfileFile = toml::from_str(text).map_err(|error| error.to_string())?;
+        let file: ProfileFile = parse_toml(text).map_err(|error| error.to_string())?;
         let rates = file.rates.checked().ok_or("a rate is not a positive number")?;
         Ok(Profile {
             name: file.name.into(),
