@@ -151,7 +151,7 @@ class ForgeAttack:
             (folder / name).write_bytes(data)
             return [arg.replace("{file}", name) for arg in pick.choice(OF_SOURCES)]
         if kind in ("recipe", "suite", "profile"):
-            (folder / "a.toml").write_text(toml(pick, kind), newline="")
+            (folder / "a.toml").write_bytes(toml(pick, kind).encode())
             return pick.choice({
                 "recipe": [["inspect", "a.toml"], ["replay", "a.toml", "-s", "null"]],
                 "suite": [["run", "./a.toml", "--list"]],

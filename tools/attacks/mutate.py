@@ -54,7 +54,7 @@ OF_RUNS = [
 class Reader:
     """A kind of file: its seeds, how they are changed, where the changed file lies, and the commands that read it."""
 
-    def __init__(self, name, inputs, changes, file, commands, copies=(), may_be_long=False, ends=False):
+    def __init__(self, name, inputs, changes, file, commands, copies=(), may_be_long=False, ends=False, checked=False):
         self.name = name
         self.inputs = inputs
         self.changes = changes
@@ -66,6 +66,8 @@ class Reader:
         self.may_be_long = may_be_long
         # The format has an end: a file that is cut is refused.
         self.ends = ends
+        # The file has checksums: `report` of a changed one fails, says so, or gives the same page.
+        self.checked = checked
 
 
 def readers(samples):
@@ -78,6 +80,9 @@ def readers(samples):
 
     def text(path):
         return [(here / path).read_bytes()]
+
+    rows_are_checked = b"row_crc32" in text("run/runs.csv")[0].splitlines()[0]
+    environment_is_checked = b'"crc32"' in text("run/env.json")[0]
 
     found = [
         Reader("snapshot-bytes", snapshots, OF_BYTES, "a.pickle", OF_SNAPSHOTS, ends=True),
@@ -108,8 +113,9 @@ def readers(samples):
                [["inspect", "museum-rmm-35", "--summary", "--card", FILE], ["replay", "museum-rmm-35", "--card", FILE],
                 ["threshold", "museum-rmm-35", "-s", "caching", "--card", FILE], ["advise", "museum-rmm-35", "--card", FILE],
                 ["run", "{samples}/tiny.toml", "--card", FILE, "--output", "new"]]),
-        Reader("env.json", text("run/env.json"), OF_TEXT + [of_json] * 10, "run/env.json", OF_RUNS, run, ends=True),
-        Reader("runs.csv", text("run/runs.csv"), OF_TEXT, "run/runs.csv", OF_RUNS, run),
+        Reader("env.json", text("run/env.json"), OF_TEXT + [of_json] * 10, "run/env.json", OF_RUNS, run, ends=True,
+               checked=environment_is_checked),
+        Reader("runs.csv", text("run/runs.csv"), OF_TEXT, "run/runs.csv", OF_RUNS, run, checked=rows_are_checked),
         Reader("timings.csv", text("run/timings.csv"), OF_TEXT, "run/timings.csv", OF_RUNS, run),
         Reader("case file", [case.read_bytes()], OF_BYTES + [gzip_changed_json] * 8, f"run/cases/{case.name}", OF_RUNS, run),
         Reader("shard", text("shard-1/runs.csv"), OF_TEXT, "shard-1/runs.csv",
@@ -195,10 +201,18 @@ class MutationAttack:
         for name in ("run.pickle", "ranks/run-0.pickle", "ranks/run-1.pickle"):
             shutil.copy(CORPUS / "snapshot" / "museum.pickle", self.samples.folder / name)
         self.readers = readers(self.samples)
+        self.pages = {reader.copies[0]: self.page(reader.copies[0]) for reader in self.readers if reader.checked}
         check_coverage(program, self.readers)
         self.ends = {}
         self.slowest = (0, "")
         self.largest = (0, "")
+
+    def page(self, folder):
+        """The page of an undamaged folder, and what `report` says on stderr."""
+        with tempfile.TemporaryDirectory(dir=self.work) as room:
+            shutil.copytree(self.samples.folder / folder, Path(room) / folder)
+            ended = self.program.start(["report", folder, "--output", "page.html"], room)
+            return (Path(room) / "page.html").read_bytes(), ended.err
 
     def run(self):
         began = time.monotonic()
@@ -249,6 +263,10 @@ class MutationAttack:
             is_data = args[0] == "convert" and args[-1] == "-"
             data_out = "data" if is_data else "json" if "json" in args or "--json" in args else None
             self.judge(reader.name, ended, [path, *(Path(folder) / copy for copy in reader.copies)], len(changed), data_out)
+            if reader.checked and args[0] == "report" and ended.code == 0:
+                page, said = self.pages[reader.copies[0]]
+                if ended.err == said and (Path(folder) / "page.html").read_bytes() != page:
+                    self.failures.add(reader.name.replace("/", "-"), "silent", "damage is shown as a result", ended, [path])
             reads = not (args[0] in ("run", "stress", "claims", "techniques") and "--resume" in args) and args[0] != "list"
             if reader.ends and change is cut and changed.rstrip() != data.rstrip() and reads and ended.code == 0:
                 self.failures.add(reader.name, "accepted", f"a file cut at {len(changed)} of {len(data)} bytes is accepted", ended, [path])
