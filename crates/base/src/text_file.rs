@@ -35,7 +35,8 @@ pub fn parse_toml<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, TomlR
     if let Ok(table) = text.parse::<toml::Table>()
         && let Some(unsafe_text) = unsafe_text(&toml::Value::Table(table))
     {
-        let reason = format!("\"{}\" contains a control character; write plain text in one line", escaped(&unsafe_text));
+        let reason =
+            format!("\"{}\" contains a control character; write plain text in one line", escaped(&unsafe_text));
         return Err(TomlRefusal { reason: reason.clone(), shown: reason, offset: None });
     }
     toml::from_str(text).map_err(|error: toml::de::Error| TomlRefusal {

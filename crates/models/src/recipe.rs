@@ -85,8 +85,7 @@ impl Recipe {
     fn parse(name: &str, file: &str, text: &str) -> Result<Recipe, WorkloadError> {
         let refused =
             |offset, reason| WorkloadError::Invalid { place: SettingPlace::in_file(file, text, offset), reason };
-        let parsed: RecipeFile =
-            parse_toml(text).map_err(|error| refused(error.offset.unwrap_or(0), error.reason))?;
+        let parsed: RecipeFile = parse_toml(text).map_err(|error| refused(error.offset.unwrap_or(0), error.reason))?;
         let wanted = parsed.generator.get_ref().as_str();
         let generator = GENERATORS.iter().find(|entry| entry.name == wanted).ok_or_else(|| {
             let near = nearest(wanted, GENERATORS.iter().map(|entry| entry.name));

@@ -262,10 +262,7 @@ fn most_content(file_bytes: u64) -> u64 {
 }
 
 /// The content of a file. Gzip, xz and zstd are recognised by content. Compressed content is at most `most_bytes` long.
-fn decompressed<'a>(
-    mut file: impl BufRead + Send + 'a,
-    most_bytes: u64,
-) -> io::Result<Box<dyn BufRead + Send + 'a>> {
+fn decompressed<'a>(mut file: impl BufRead + Send + 'a, most_bytes: u64) -> io::Result<Box<dyn BufRead + Send + 'a>> {
     let head = file.fill_buf()?;
     let decoder: Box<dyn Read + Send + 'a> = if head.starts_with(&GZIP) {
         Box::new(GzipReader { member: Some(GzDecoder::new(file)) })

@@ -67,7 +67,8 @@ impl Companion {
         if !path.is_file() {
             return Ok(None);
         }
-        let text = read_within(&path, LARGEST_TABLE).map_err(|source| CompanionError::Io { path: path.clone(), source })?;
+        let text =
+            read_within(&path, LARGEST_TABLE).map_err(|source| CompanionError::Io { path: path.clone(), source })?;
         let file_name = recording.file_name().unwrap_or_default().to_string_lossy();
         row(&text, &file_name).map_err(|reason| CompanionError::Format { path, reason })
     }
