@@ -10,7 +10,7 @@ use super::{
     output,
     progress::Stages,
     ranks,
-    source::{SourceSettings, supported_settings},
+    source::{SourceSettings, source_argument, supported_settings},
 };
 use crate::{
     answer::{
@@ -81,7 +81,7 @@ JSON has one row per source: `recommended`, `saved_bytes`, `confidence`, `predic
 pub struct Args {
     /// PyTorch memory snapshots; workloads, workload TOMLs and traces in any known format; or a
     /// folder with one per rank.
-    #[arg(value_name = "SNAPSHOT", required = true)]
+    #[arg(value_name = "SNAPSHOT", required = true, value_parser = source_argument())]
     sources: Vec<String>,
     /// What the card has, context and libraries included: a size such as 24GiB, or a card by its name or profile file.
     #[arg(long, value_name = "SIZE|NAME")]

@@ -9,9 +9,11 @@ use super::{
     exit::{self, CommandError, CommandResult},
     options::Format,
     output,
+    source::path_argument,
 };
 use crate::{
     answer::compare::{CompareError, Comparison, Run, TimeTolerance, compare},
+    base::text_path,
     report::{self, Render},
 };
 
@@ -25,10 +27,10 @@ use crate::{
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// The folder of the old run, or the name of a saved baseline.
-    #[arg(value_name = "OLD")]
+    #[arg(value_name = "OLD", value_parser = path_argument())]
     old: String,
     /// The folder of the new run, or the name of a saved baseline.
-    #[arg(value_name = "NEW")]
+    #[arg(value_name = "NEW", value_parser = path_argument())]
     new: String,
     #[command(flatten)]
     tolerance: ToleranceOptions,
@@ -112,13 +114,16 @@ pub fn baseline_folder(name: &str) -> Result<PathBuf, CommandError> {
 
 /// The folder of a run, by path or by the name of a baseline.
 pub fn folder(text: &str) -> Result<PathBuf, CommandError> {
-    let path = PathBuf::from(text);
+    let path = text_path(text);
     if path.is_dir() {
         return Ok(path);
     }
     match baseline_folder(text) {
         Ok(saved) if saved.is_dir() => Ok(saved),
-        _ => Err(CommandError::usage(anyhow!("'{text}' is neither the folder of a run nor a saved baseline"))),
+        _ => Err(CommandError::usage(anyhow!(
+            "'{}' is neither the folder of a run nor a saved baseline",
+            path.display()
+        ))),
     }
 }
 

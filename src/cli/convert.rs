@@ -77,6 +77,7 @@ pub fn run(args: Args) -> CommandResult {
     if !to_standard_output {
         export::check_overwriting(&args.out, args.force)?;
     }
+    exit::clean_up_on_signals()?;
     let stages = Stages::of(&args.source.source);
     let progress = &stages;
     let stage = if target == TraceFormat::Torch { "replaying" } else { "writing the file" };

@@ -10,11 +10,12 @@ use anyhow::Context;
 
 use super::{
     exit::{self, CommandResult},
+    export,
     options::DeviceChoice,
     output,
 };
 use crate::{
-    base::{Bytes, Dtype, Work},
+    base::{Bytes, Dtype, Work, write_file},
     device::{
         Device, ProductSupport, calibrate,
         cuda::{self, CheckStatus, CudaCheck},
@@ -47,6 +48,9 @@ pub fn run(args: Args) -> CommandResult {
 
 /// Measures a device and writes its profile.
 fn measure(device: String, path: &Path) -> CommandResult {
+    // A minute of measurements must not end with a refusal.
+    export::check_replacing(path, None)?;
+    exit::clean_up_on_signals()?;
     let spec = DeviceChoice::named(&device).spec()?;
     let mut device = spec.open()?;
     output::complain(&format!("measuring {} ...", device.props().name));
@@ -60,7 +64,7 @@ fn measure(device: String, path: &Path) -> CommandResult {
     let calibration = calibrate(&mut *device, products)?;
     let name = path.file_stem().map_or_else(|| "calibrated".into(), |stem| stem.to_string_lossy());
     let profile = calibration.into_profile(&name, spec.driver(), spec.footprint(), &*device);
-    fs::write(path, profile.to_toml()?).with_context(|| format!("{} cannot be written", path.display()))?;
+    write_file(path, profile.to_toml()?.as_bytes()).with_context(|| format!("{} cannot be written", path.display()))?;
     for line in main_figures(&profile, products) {
         output::say(&line)?;
     }

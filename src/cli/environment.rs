@@ -8,6 +8,7 @@ use std::{
 };
 
 use crate::{
+    base::text_path,
     device::{DeviceSpec, DeviceSpecError},
     measure::SCHEMA,
     pytorch::{CONF_VARIABLE, NEW_CONF_VARIABLE},
@@ -23,7 +24,7 @@ pub fn new_run_folder(suites: &[String], part: Option<&str>) -> PathBuf {
     let stamp = humantime::format_rfc3339_seconds(SystemTime::now()).to_string().replace(':', "").replace('T', "-");
     let names: Vec<String> = suites
         .iter()
-        .map(|suite| PathBuf::from(suite).file_stem().unwrap_or_default().to_string_lossy().into_owned())
+        .map(|suite| text_path(suite).file_stem().unwrap_or_default().to_string_lossy().into_owned())
         .chain(part.map(str::to_owned))
         .collect();
     let name = format!("{}-{}", stamp.trim_end_matches('Z'), names.join("-"));

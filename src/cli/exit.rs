@@ -4,7 +4,7 @@ use std::{
     fmt, io,
     process::ExitCode,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -12,7 +12,7 @@ use std::{
 use anyhow::anyhow;
 
 use super::output;
-use crate::replay::ReplayError;
+use crate::{base::abandon_unfinished_files, replay::ReplayError};
 
 // Exit codes are a contract with scripts. 101 stays free: it is the code of a panic.
 
@@ -31,7 +31,7 @@ pub const NOT_EXACT: u8 = 100;
 pub const REGRESSION: u8 = 102;
 /// The requested device is not available.
 pub const DEVICE_UNAVAILABLE: u8 = 103;
-/// Some cases could not be run; the others are in the results.
+/// Some cases could not be run, crashed or took too long; the others are in the results.
 pub const CASES_FAILED: u8 = 104;
 /// `leaks`: memory grows in a way that `--fail-on` names.
 pub const MEMORY_GROWS: u8 = 105;
@@ -41,7 +41,7 @@ pub const STRESS_FAILED: u8 = 106;
 pub const NOT_WHOLE: u8 = 107;
 /// `advise`, `leaks`: the recording does not contain enough to tell.
 pub const CANNOT_TELL: u8 = 109;
-/// Ctrl-C or SIGTERM: finished cases are in the results.
+/// Ctrl-C, SIGTERM or SIGHUP: finished cases are in the results, and no unfinished file remains.
 pub const INTERRUPTED: u8 = 130;
 
 /// The table below `--help`.
@@ -54,12 +54,12 @@ Exit codes:
   100  verify: a recording is not reproduced exactly; verify, threshold: a device disagrees
   102  compare, run --baseline: something got worse
   103  the requested device is not available
-  104  some cases failed to run
+  104  some cases failed: they could not be run, crashed or timed out
   105  leaks: memory grows
   106  stress: a strategy failed
   107  report: the shards do not form one complete run
   109  advise, leaks: the recording does not contain enough to tell
-  130  interrupted (Ctrl-C, SIGTERM); finished cases are kept";
+  130  interrupted (Ctrl-C, SIGTERM, SIGHUP); finished cases are kept";
 
 /// What a command returns: its exit code, or an error that has one.
 pub type CommandResult = Result<u8, CommandError>;
@@ -135,17 +135,51 @@ pub enum StopPolicy {
     AtOnce,
 }
 
+/// What signals do: set a flag, or end the program.
+static SIGNALS: Mutex<SignalHandling> = Mutex::new(SignalHandling { installed: false, stop: None });
+
+struct SignalHandling {
+    installed: bool,
+    /// The flag of the command, if it has one.
+    stop: Option<(StopPolicy, Arc<AtomicBool>)>,
+}
+
+impl SignalHandling {
+    fn locked() -> MutexGuard<'static, SignalHandling> {
+        SIGNALS.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// A flag that the first signal sets.
 pub fn stop_flag(policy: StopPolicy) -> Result<Arc<AtomicBool>, ctrlc::Error> {
     let stop = Arc::new(AtomicBool::new(false));
-    let seen = Arc::clone(&stop);
-    ctrlc::set_handler(move || {
-        if seen.swap(true, Ordering::Relaxed) {
+    SignalHandling::locked().stop = Some((policy, Arc::clone(&stop)));
+    clean_up_on_signals()?;
+    Ok(stop)
+}
+
+/// From now on, a signal deletes unfinished files before it ends the program. A command with a stop flag is ended by the
+/// second one.
+pub fn clean_up_on_signals() -> Result<(), ctrlc::Error> {
+    let mut signals = SignalHandling::locked();
+    if !signals.installed {
+        ctrlc::set_handler(handle_signal)?;
+        signals.installed = true;
+    }
+    Ok(())
+}
+
+fn handle_signal() {
+    let stop = SignalHandling::locked().stop.clone();
+    match stop {
+        Some((policy, stop)) if !stop.swap(true, Ordering::Relaxed) => {
+            if policy == StopPolicy::AfterRunningCases {
+                output::complain("\nstopping after the cases that are running; press Ctrl-C again to stop at once");
+            }
+        }
+        _ => {
+            abandon_unfinished_files();
             std::process::exit(i32::from(INTERRUPTED));
         }
-        if policy == StopPolicy::AfterRunningCases {
-            output::complain("\nstopping after the cases that are running; press Ctrl-C again to stop at once");
-        }
-    })?;
-    Ok(stop)
+    }
 }

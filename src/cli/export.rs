@@ -7,7 +7,7 @@ use anyhow::anyhow;
 
 use super::{exit::CommandError, output};
 use crate::{
-    base::Progress,
+    base::{Progress, replaced_file},
     measure::{
         CaseRecord,
         torch_snapshot::{RecordedReplay, SnapshotExportError, record_snapshot},
@@ -40,19 +40,65 @@ pub fn save(witnessed: &RecordedReplay, path: &Path, progress: &dyn Progress) ->
     Ok(format!("{entries} entries written to {}", path.display()))
 }
 
-/// Refuses to overwrite anything but a trace in oomph's own format, unless forced: another file may
+/// Refuses to replace anything but a trace in oomph's own format, unless forced: another file may
 /// be a recording of a program that ran for days.
 pub fn check_overwriting(path: &Path, force: bool) -> Result<(), CommandError> {
-    if force || !path.is_file() {
-        return Ok(());
+    let Some(place) = replaced_file(path).filter(|_| !force) else { return Ok(()) };
+    match trace::recognise(&place) {
+        Ok(format) if format.name == trace::NATIVE && run_of(&place).is_none() => Ok(()),
+        Ok(format) => Err(refusal(path, &format!("may be a recording ({})", format.name), true)),
+        Err(_) => Err(refusal(path, "is not a trace", true)),
     }
-    let what = match trace::recognise(path) {
-        Ok(format) if format.name == trace::NATIVE => return Ok(()),
-        Ok(format) => format!("may be a recording ({})", format.name),
-        Err(_) => "is not a trace".to_owned(),
+}
+
+/// Refuses to replace a trace of any format or a file of a run by a file of another kind, unless forced. `force` is `None`
+/// for a command without `--force`. Any other file may be an earlier result and is replaced.
+pub fn check_replacing(path: &Path, force: Option<bool>) -> Result<(), CommandError> {
+    let Some(place) = replaced_file(path).filter(|_| force != Some(true)) else { return Ok(()) };
+    let what = match (trace::recognise(&place), run_of(&place)) {
+        (Ok(format), _) => format!("may be a recording ({})", format.name),
+        (Err(_), Some(run)) => format!("belongs to the run in {}", run.display()),
+        (Err(_), None) => return Ok(()),
     };
-    let path = path.display();
-    Err(CommandError::usage(anyhow!("{path} already exists and {what}; --force overwrites it")))
+    Err(refusal(path, &what, force.is_some()))
+}
+
+fn refusal(path: &Path, what: &str, has_force: bool) -> CommandError {
+    let way = if has_force { "--force overwrites it" } else { "choose another name, or delete it first" };
+    CommandError::usage(anyhow!("{} already exists and {what}; {way}", path.display()))
+}
+
+/// Files of a run's folder.
+const RUN_FILES: [&str; 13] = [
+    "env.json",
+    "plan.csv",
+    "runs.csv",
+    "timings.csv",
+    "comparison.csv",
+    "summary.md",
+    "report.html",
+    "thresholds.csv",
+    "thresholds.json",
+    "techniques.csv",
+    "techniques.md",
+    "claims.csv",
+    "claims.md",
+];
+
+/// The folder of the run that a file belongs to, if it belongs to one.
+fn run_of(file: &Path) -> Option<PathBuf> {
+    let name = file.file_name()?;
+    let folder = file.parent()?;
+    let is_run = |folder: &Path| {
+        let has = |file: &str| folder.join(file).is_file();
+        has("env.json") && ["runs.csv", "thresholds.csv", "techniques.csv", "claims.csv"].into_iter().any(has)
+    };
+    let run = match folder.file_name().is_some_and(|folder| folder == "cases") {
+        true => folder.parent()?,
+        false if RUN_FILES.iter().any(|known| name == *known) => folder,
+        false => return None,
+    };
+    is_run(run).then(|| if run.as_os_str().is_empty() { PathBuf::from(".") } else { run.to_owned() })
 }
 
 /// Set for each option: a heading for the next options would apply to all that follow.
@@ -73,14 +119,24 @@ pub struct ExportOptions {
     /// Also write the page with charts and tables to this file.
     #[arg(long, value_name = "FILE", help_heading = HEADING)]
     export_html: Option<PathBuf>,
+    /// Let --export-... overwrite recordings and files of other runs.
+    #[arg(long, help_heading = HEADING)]
+    pub force: bool,
 }
 
 impl ExportOptions {
+    fn files(&self) -> impl Iterator<Item = &PathBuf> {
+        [&self.export_csv, &self.export_json, &self.export_markdown, &self.export_html].into_iter().flatten()
+    }
+
     /// Whether any file is wanted.
     pub fn is_asked(&self) -> bool {
-        [&self.export_csv, &self.export_json, &self.export_markdown, &self.export_html]
-            .iter()
-            .any(|path| path.is_some())
+        self.files().next().is_some()
+    }
+
+    /// Refuses to overwrite recordings and files of runs, unless forced. Call it before anything runs.
+    pub fn check(&self) -> Result<(), CommandError> {
+        self.files().try_for_each(|path| check_replacing(path, Some(self.force)))
     }
 
     /// Writes the wanted files; the page is made from `run`.

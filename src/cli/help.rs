@@ -18,6 +18,7 @@ use super::{
     exit::{self, CommandError, CommandResult},
     output,
 };
+use crate::base::write_file;
 
 /// Headings of `--help` and their commands, by what users come for.
 pub const GROUPS: [(&str, &[&str]); 3] = [
@@ -179,7 +180,7 @@ pub fn man(args: &ManArgs, mut program: Command) -> CommandResult {
 /// Writes the pages of a command and of all its subcommands; returns their number.
 fn write_all(command: &Command, folder: &Path) -> Result<usize, CommandError> {
     let path = folder.join(format!("{}.1", page_name(command)));
-    fs::write(&path, page(command)?).with_context(|| path.display().to_string())?;
+    write_file(&path, page(command)?.as_bytes()).with_context(|| path.display().to_string())?;
     let seen = command.get_subcommands().filter(|under| !under.is_hide_set() && under.get_name() != "help");
     seen.map(|under| write_all(under, folder)).try_fold(1, |sum, written| Ok(sum + written?))
 }

@@ -9,7 +9,7 @@ use super::{
     output,
     progress::Stages,
     ranks,
-    source::{self, RecordedProgram, SourceSettings},
+    source::{self, RecordedProgram, SourceSettings, source_argument},
 };
 use crate::{
     answer::{
@@ -38,13 +38,13 @@ use crate::{
 pub struct Args {
     /// A workload, a workload TOML or a trace file; several PyTorch snapshots of one program in the
     /// order they were taken; or a folder, or a pattern in quotes, with one recording per rank.
-    #[arg(value_name = "SOURCE", required = true)]
+    #[arg(value_name = "SOURCE", required = true, value_parser = source_argument())]
     sources: Vec<String>,
     /// Judge every source on its own, instead of several snapshots as one series.
     #[arg(long)]
     each: bool,
     /// Accept the growth of this source; only more than that counts.
-    #[arg(long, value_name = "SOURCE")]
+    #[arg(long, value_name = "SOURCE", value_parser = source_argument())]
     baseline: Option<String>,
     /// Steps begin at the annotated phase of this name.
     #[arg(long, value_name = "PHASE")]

@@ -44,7 +44,7 @@ use self::{
     exit::{CommandError, CommandResult},
     old_options::Modernized,
 };
-use crate::{device::cuda, suite::SuiteFile};
+use crate::{base::abandon_unfinished_files, device::cuda, suite::SuiteFile};
 
 /// Replays GPU allocation patterns under different allocators, on a simulated or a real GPU, and
 /// shows when memory runs out, how much is lost to fragmentation and what it costs.
@@ -120,6 +120,12 @@ enum Command {
 
 /// Parses the command line, runs the command and returns its exit code.
 pub fn main() -> ExitCode {
+    let code = run_command();
+    abandon_unfinished_files();
+    code
+}
+
+fn run_command() -> ExitCode {
     let Modernized { words, notes, .. } = match Modernized::of(env::args_os().skip(1)) {
         Ok(modern) => modern,
         Err(reason) => return CommandError::usage(anyhow!(reason)).report(),

@@ -11,7 +11,7 @@ use super::exit;
 use crate::{
     base::escaped_lines,
     measure::{CaseRecord, Status},
-    report::{Medium, Terminal},
+    report::{Glyphs, Medium, Terminal},
 };
 
 /// Writes text for people to standard output. Names from files are escaped where they are printed ([`FileText`]); here every
@@ -32,15 +32,22 @@ pub fn say_data(text: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// What standard output can show: pipes get tables in full width, and ASCII unless the locale has
-/// more.
+/// What standard output can show: pipes get tables in full width.
 pub fn terminal() -> Terminal {
-    let locale =
-        ["LC_ALL", "LC_CTYPE", "LANG"].iter().find_map(|name| env::var(name).ok().filter(|text| !text.is_empty()));
-    let text = locale.unwrap_or_default().to_ascii_lowercase();
+    Terminal { width: terminal_size::terminal_size_of(io::stdout()).map(|(width, _)| width.0), glyphs: glyphs() }
+}
+
+/// The characters of the locale. Without one, as in containers, little is assumed: lines of tables are UTF-8, pictures ASCII.
+pub fn glyphs() -> Glyphs {
     let is_dumb = env::var("TERM").is_ok_and(|terminal| terminal == "dumb");
-    let unicode = !is_dumb && (text.contains("utf-8") || text.contains("utf8"));
-    Terminal { width: terminal_size::terminal_size_of(io::stdout()).map(|(width, _)| width.0), unicode }
+    let most = if is_dumb { Glyphs::Lines } else { Glyphs::Blocks };
+    // The first that is set decides, as in the C library.
+    let set = |name: &&str| env::var(name).ok().filter(|text| !text.is_empty());
+    match ["LC_ALL", "LC_CTYPE", "LANG"].iter().find_map(set).map(|locale| locale.to_ascii_lowercase()) {
+        None => Glyphs::Lines,
+        Some(locale) if locale.contains("utf-8") || locale.contains("utf8") => most,
+        Some(_) => Glyphs::Ascii,
+    }
 }
 
 /// Standard output as the medium of a text.

@@ -4,14 +4,17 @@
 //! beside a bar that counts sources ([`OneOf`]).
 
 use std::{
-    path::Path,
     sync::{Mutex, PoisonError},
     time::Duration,
 };
 
 use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 
-use crate::base::Progress;
+use super::output;
+use crate::{
+    base::{Progress, text_path},
+    report::Glyphs,
+};
 
 /// A bar that counts cases.
 pub fn of_cases(total: usize, done: usize) -> ProgressBar {
@@ -120,12 +123,17 @@ impl Progress for OneOf<'_> {
 
 /// The name of a file without its folder: there is little space beside a bar.
 fn short(source: &str) -> String {
-    Path::new(source).file_name().map_or_else(|| source.to_owned(), |name| name.to_string_lossy().into_owned())
+    let path = text_path(source);
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
 
 /// The templates are constants of this file, so the fallback is never used.
 fn style(template: &str) -> ProgressStyle {
-    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    match output::glyphs() {
+        Glyphs::Ascii => style.progress_chars("#>.").tick_chars("|/-\\ "),
+        Glyphs::Lines | Glyphs::Blocks => style,
+    }
 }
 
 #[cfg(test)]

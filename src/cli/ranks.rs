@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     answer::ranks::{RankComparison, RankRow},
-    base::{Progress, parallel_map},
+    base::{Progress, parallel_map, path_text},
     report::{RankReport, Render},
     suite::{self, RankFile},
 };
@@ -36,7 +36,7 @@ pub fn ask<T: Send>(
 ) -> Vec<(RankFile, Result<T, String>)> {
     let bar = progress::counting("ranks", files.len(), 0);
     let answers = parallel_map(files, suite::read_at_once(files, suite::all_cores()), |file| {
-        let path = file.path.to_string_lossy();
+        let path = path_text(&file.path);
         let answer = answer(&path, &OneOf::of(&path, &bar)).map_err(|failure| failure.to_string());
         bar.inc(1);
         (file.clone(), answer)

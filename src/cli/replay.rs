@@ -17,10 +17,10 @@ use super::{
     options::{DeviceOptions, Format, NeedsOptions, WorkerOptions},
     output,
     progress::Stages,
-    source::{self, RecordedProgram, SourceSettings},
+    source::{self, RecordedProgram, SourceSettings, source_argument},
 };
 use crate::{
-    base::Progress,
+    base::{Progress, text_path},
     device::DeviceSpec,
     measure::{CaseDetail, CaseLabel, CaseRecord, Status, TimingRecord},
     replay::{OnOutOfMemory, Pace},
@@ -31,7 +31,7 @@ use crate::{
     },
     strategy::StrategySpec,
     suite::{self, Case, CaseProgress, SourceSpec, WithNeeds},
-    trace::{PROGRESS_PER_READING, ProgressSource, Source},
+    trace::{self, PROGRESS_PER_READING, ProgressSource, Source},
 };
 
 /// Runs workloads or traces under each strategy, on a fresh device, and compares the results.
@@ -56,7 +56,7 @@ memory limit of its program, if the recording implies one; --limit sets another.
 pub struct Args {
     /// A workload (see `oomph list workloads`), a workload TOML, or a trace file in any known
     /// format; several are compared in one table.
-    #[arg(value_name = "SOURCE", required = true)]
+    #[arg(value_name = "SOURCE", required = true, value_parser = source_argument())]
     sources: Vec<String>,
     #[command(flatten)]
     settings: SourceSettings,
@@ -94,9 +94,6 @@ pub struct Args {
     /// SOURCE and one --strategy.
     #[arg(long, value_name = "FILE.pickle")]
     export_snapshot: Option<PathBuf>,
-    /// Overwrite the file of --export-snapshot.
-    #[arg(long, requires = "export_snapshot")]
-    force: bool,
 }
 
 pub fn run(args: Args) -> CommandResult {
@@ -115,6 +112,7 @@ pub fn run(args: Args) -> CommandResult {
     let mut records: Vec<Option<CaseRecord>> = vec![None; cases.len()];
     let mut details: Vec<Option<CaseDetail>> = vec![None; cases.len()];
     let mut timings = Vec::new();
+    let mut worker_failed = false;
     let with_needs = WithNeeds::new(&runner, args.needs.pack_within());
     suite::run(&cases, &with_needs, suite::all_cores(), &stop, |progress| match progress {
         CaseProgress::Started(case) => stages.note(&format!("replaying {}", args.name_of(&case.label))),
@@ -124,6 +122,7 @@ pub fn run(args: Args) -> CommandResult {
                 stages.advance(u64::from(args.repeat) * PROGRESS_PER_READING);
             }
             if let Some(place) = cases.iter().position(|other| std::ptr::eq(other, case)) {
+                worker_failed |= outcome.worker_failed;
                 records[place] = Some(outcome.record);
                 details[place] = Some(outcome.detail);
                 timings.extend(outcome.timings);
@@ -133,12 +132,8 @@ pub fn run(args: Args) -> CommandResult {
     let records: Vec<CaseRecord> = records.into_iter().flatten().collect();
     let exported = export(&args, &cases, &records, &stop, &stages);
     stages.finish();
-    // An unreadable source fails in the same way under every strategy: one error, no table.
-    if let [first, rest @ ..] = &records[..]
-        && first.status == Status::Error
-        && rest.iter().all(|record| (record.status, &record.reason) == (first.status, &first.reason))
-    {
-        return Err(CommandError::usage(anyhow!("{}", first.reason)));
+    if !worker_failed && let Some(reason) = unreadable_source(&records, &opened) {
+        return Err(CommandError::usage(anyhow!("{reason}")));
     }
     for source in &opened {
         if let Some(note) = source.program.as_ref().and_then(|program| program.note(&args.device)) {
@@ -168,7 +163,7 @@ impl Args {
     /// All sources, where they need one name.
     fn title(&self) -> String {
         match &self.sources[..] {
-            [source] => source.clone(),
+            [source] => text_path(source).display().to_string(),
             sources => format!("{} sources", sources.len()),
         }
     }
@@ -194,7 +189,9 @@ fn open_sources(args: &Args) -> Result<Vec<ReplaySource>, CommandError> {
     let mut opened: Vec<ReplaySource> = Vec::new();
     for typed in &args.sources {
         if opened.iter().any(|other| other.origin.name == *typed) {
-            return Err(CommandError::usage(anyhow!("'{typed}' is given twice; --repeat runs a source several times")));
+            let typed = text_path(typed);
+            let message = format!("'{}' is given twice; --repeat runs a source several times", typed.display());
+            return Err(CommandError::usage(anyhow!(message)));
         }
         let options = args.settings.of(typed);
         let origin = options.spec()?;
@@ -206,12 +203,21 @@ fn open_sources(args: &Args) -> Result<Vec<ReplaySource>, CommandError> {
     let typed = source::resolved_strategies(&args.strategy)?;
     let names: Vec<String> = opened.iter().map(|source| source.label.clone()).collect();
     for source in &mut opened {
-        source.strategies = source::strategies_of_recording(&typed, &source.origin.name, source.program.as_ref())?;
+        source.strategies = source::strategies_of_recording(&typed, &source.origin.shown(), source.program.as_ref())?;
         if names.iter().filter(|name| **name == source.label).count() > 1 {
-            source.label.clone_from(&source.origin.name);
+            source.label = source.origin.shown();
         }
     }
     Ok(opened)
+}
+
+/// Why a source cannot be read. That fails in the same way under every strategy: one error, no table. Anything else that
+/// fails under every strategy is a failure of the cases, of which there may be only one.
+fn unreadable_source<'a>(records: &'a [CaseRecord], sources: &[ReplaySource]) -> Option<&'a str> {
+    let first = records.first()?;
+    let is_same = |record: &CaseRecord| record.status == Status::Error && record.reason == first.reason;
+    let is_unreadable = |replayed: &ReplaySource| trace::check(&*replayed.source).is_err();
+    (records.iter().all(is_same) && sources.iter().any(is_unreadable)).then_some(&first.reason)
 }
 
 /// Reserved memory over time, one line per case.
@@ -249,8 +255,12 @@ fn page_data(
     })
 }
 
-/// A snapshot shows one run of one strategy.
+/// Recordings are not overwritten. A snapshot shows one run of one strategy.
 fn check_export(args: &Args) -> Result<(), CommandError> {
+    args.exports.check()?;
+    if args.exports.force && !args.exports.is_asked() && args.export_snapshot.is_none() {
+        return Err(CommandError::usage(anyhow!("--force overwrites files of --export-...; there is none")));
+    }
     let Some(path) = &args.export_snapshot else { return Ok(()) };
     if args.sources.len() != 1 {
         let count = args.sources.len();
@@ -263,7 +273,7 @@ fn check_export(args: &Args) -> Result<(), CommandError> {
     if args.repeat > 1 {
         return Err(CommandError::usage(anyhow!("--export-snapshot shows one round: leave out --repeat")));
     }
-    export::check_overwriting(path, args.force)
+    export::check_overwriting(path, args.exports.force)
 }
 
 /// Replays the case once more and writes its snapshot, if that is wanted and the case can run.

@@ -1,11 +1,21 @@
 //! The SOURCE argument, strategies as typed, and replaying a source under one strategy.
 
-use anyhow::{Context, anyhow};
-use clap::Args;
+use std::{fs, path::Path};
 
-use super::{environment, exit::CommandError, options::DeviceOptions, output};
+use anyhow::{Context, anyhow};
+use clap::{
+    Args,
+    builder::{OsStringValueParser, TypedValueParser},
+};
+
+use super::{
+    environment,
+    exit::{self, CommandError},
+    options::DeviceOptions,
+    output,
+};
 use crate::{
-    base::Progress,
+    base::{Progress, copy_until_exit, path_text},
     plugin,
     replay::{LimitEnforcer, OnOutOfMemory, Replay, ReplayOptions},
     strategy::StrategySpec,
@@ -25,10 +35,39 @@ pub const DEFAULT_STRATEGIES: [&str; 3] = ["direct", "caching", "caching:expanda
 pub struct SourceOptions {
     /// A workload (see `oomph list workloads`), a workload TOML, or a trace file in any known
     /// format.
-    #[arg(value_name = "SOURCE")]
+    #[arg(value_name = "SOURCE", value_parser = source_argument())]
     pub source: String,
     #[command(flatten)]
     pub settings: SourceSettings,
+}
+
+/// The parser of an argument that may be a path, also one that is not UTF-8.
+pub fn path_argument() -> impl TypedValueParser<Value = String> {
+    OsStringValueParser::new().map(|typed| path_text(Path::new(&typed)))
+}
+
+/// The parser of a SOURCE. A pipe, such as bash's `<(zcat run.pickle.gz)`, is copied: sources are read several times.
+pub fn source_argument() -> impl TypedValueParser<Value = String> {
+    OsStringValueParser::new().try_map(|typed| -> anyhow::Result<String> {
+        let path = Path::new(&typed);
+        if !is_pipe(path) {
+            return Ok(path_text(path));
+        }
+        exit::clean_up_on_signals()?;
+        Ok(path_text(&copy_until_exit(path)?))
+    })
+}
+
+#[cfg(unix)]
+fn is_pipe(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+
+    fs::metadata(path).is_ok_and(|there| there.file_type().is_fifo())
+}
+
+#[cfg(not(unix))]
+fn is_pipe(_path: &Path) -> bool {
+    false
 }
 
 /// The options of one source or several.
@@ -84,7 +123,7 @@ impl SourceOptions {
     pub fn recording(&self, progress: &dyn Progress) -> Result<Option<Recording>, CommandError> {
         let recording = self.spec()?.recording(progress).map_err(CommandError::usage)?;
         if recording.is_some() && !self.settings.set.is_empty() {
-            return Err(CommandError::usage(SourceError::NothingToSet(self.source.clone())));
+            return Err(CommandError::usage(SourceError::NothingToSet(self.spec()?.shown())));
         }
         Ok(recording)
     }

@@ -21,16 +21,17 @@ use crate::{
         ranks::RankRow,
         threshold::{
             self, LargestQuestion, LargestRecord, PROBES_AROUND, REPEATS, ThresholdDetail, ThresholdError,
-            ThresholdQuestion, ThresholdStatus, case_threshold,
+            ThresholdQuestion, ThresholdStatus, case_threshold, failed_largest, failed_threshold,
         },
     },
     base::{Bytes, MemoryLimit, Progress},
     device::{Card, DeviceSpec},
     measure::CaseLabel,
+    plugin,
     replay::LimitEnforcer,
     report::{RunFolder, ThresholdFiles},
     strategy::StrategySpec,
-    suite::{self, Case, CaseRunner, RankFile},
+    suite::{self, Case, CaseDeadline, CaseRunner, RankFile, StoppableSource},
     trace::{ProgressSource, Trace},
 };
 
@@ -124,8 +125,8 @@ impl SearchedMemory {
 
 pub fn run(args: Args) -> CommandResult {
     let device = device(&args)?;
-    let reason = "a plugin calls the driver itself, so its memory cannot be limited";
-    let strategies = strategies_without_plugins(&args.strategy, reason)?;
+    args.workers.check()?;
+    let strategies = strategies_without_plugins(&args.strategy, &ThresholdError::Plugin.to_string())?;
     let stop = exit::stop_flag(StopPolicy::AtOnce)?;
     match &args.largest {
         Some(parameter) => largest(&args, parameter, &device, &strategies, &stop),
@@ -250,13 +251,31 @@ fn details(
             cap: args.smallest.unwrap_or_default().enforcer(),
             around: args.probes,
             jobs,
-            stop: Some(stop),
             progress,
             ..ThresholdQuestion::new(&trace, strategy, device)
         };
-        details.push(case_threshold(&case, &question, &runner));
+        let deadline = CaseDeadline::begin(case.timeout);
+        details.push(search(&case, question, &runner, stop, &deadline));
     }
     Ok(details)
+}
+
+/// The threshold of a case, or the error that it took too long.
+fn search(
+    case: &Case,
+    question: ThresholdQuestion<'_>,
+    runner: &dyn CaseRunner,
+    stop: &AtomicBool,
+    deadline: &CaseDeadline,
+) -> ThresholdDetail {
+    let detail =
+        deadline.run(stop, |stop| case_threshold(case, &ThresholdQuestion { stop: Some(stop), ..question }, runner));
+    match deadline.passed() {
+        Some(timeout) if detail.record.status == ThresholdStatus::Interrupted && !stop.load(Ordering::Relaxed) => {
+            failed_threshold(case, question.cap, ThresholdError::TimedOut(timeout))
+        }
+        _ => detail,
+    }
 }
 
 /// The exit code of some answers.
@@ -316,7 +335,7 @@ fn largest(
     let Some(recipe) = origin.recipe().map_err(CommandError::usage)? else {
         return Err(CommandError::usage(anyhow!(
             "--largest changes a parameter of a workload; '{}' is a trace file",
-            origin.name
+            origin.shown()
         )));
     };
     let recipe = origin.set.iter().fold(recipe, |recipe, (key, value)| recipe.with(key, value)).seed(origin.seed);
@@ -335,23 +354,28 @@ fn largest(
                 repeat: args.repeat,
                 around: args.probes,
                 jobs: suite::all_cores(),
-                stop: Some(stop),
                 progress: &stages,
                 ..LargestQuestion::new(&recipe, parameter, memory.card_bytes, strategy, &memory.device)
             };
-            match threshold::largest(&question) {
-                Ok(record) => records.push(record),
-                Err(ThresholdError::Interrupted) => return Ok(exit::INTERRUPTED),
-                Err(error @ (ThresholdError::NoSuchParameter { .. } | ThresholdError::Workload(_))) => {
+            let deadline = CaseDeadline::begin(args.workers.case_timeout);
+            let search = |stop: &AtomicBool| threshold::largest(&LargestQuestion { stop: Some(stop), ..question });
+            match (deadline.run(stop, search), deadline.passed()) {
+                (Ok(record), _) => records.push(record),
+                (Err(ThresholdError::Interrupted), Some(timeout)) if !stop.load(Ordering::Relaxed) => {
+                    records.push(failed_largest(&question, &ThresholdError::TimedOut(timeout))?);
+                }
+                (Err(ThresholdError::Interrupted), _) => return Ok(exit::INTERRUPTED),
+                (Err(error @ (ThresholdError::NoSuchParameter { .. } | ThresholdError::Workload(_))), _) => {
                     return Err(CommandError::usage(error));
                 }
-                Err(error) => return Err(error.into()),
+                (Err(error), _) => return Err(error.into()),
             }
         }
     }
     stages.finish();
     args.format.print(&records)?;
-    Ok(exit::OK)
+    let failed = records.iter().any(|record| record.status == ThresholdStatus::Error);
+    Ok(if failed { exit::CASES_FAILED } else { exit::OK })
 }
 
 /// Searches the thresholds that the folder does not hold yet, one case after the other with all
@@ -374,19 +398,40 @@ pub fn run_cases(
             break;
         }
         bar.set_message(case.label.case_id());
-        let trace = match &last {
-            Some((other, trace)) if other.origin == case.origin => Arc::clone(trace),
-            _ => Arc::new(Trace::read(&*case.source)?),
+        let deadline = CaseDeadline::begin(case.timeout);
+        let read = match last.take() {
+            Some((other, trace)) if other.origin == case.origin => Ok(trace),
+            _ => read_trace(case, stop, &deadline).map(Arc::new),
         };
-        let question = ThresholdQuestion::new(&trace, &case.strategy, &case.device);
-        let detail = case_threshold(case, &ThresholdQuestion { jobs, stop: Some(stop), ..question }, runner);
+        let detail = match read {
+            Ok(trace) => {
+                let question =
+                    ThresholdQuestion { jobs, ..ThresholdQuestion::new(&trace, &case.strategy, &case.device) };
+                let detail = search(case, question, runner, stop, &deadline);
+                last = Some((case, trace));
+                detail
+            }
+            Err(error) => failed_threshold(case, LimitEnforcer::default(), error),
+        };
         if !detail.record.reason.is_empty() {
             output::complain(&format!("{}: {}", detail.record.case_id, detail.record.reason));
         }
         files.append(detail)?;
-        last = Some((case, trace));
         bar.inc(1);
     }
     bar.finish_and_clear();
     Ok(files)
+}
+
+/// Reads the source of a case.
+fn read_trace(case: &Case, stop: &AtomicBool, deadline: &CaseDeadline) -> Result<Trace, ThresholdError> {
+    if plugin::is_plugin(&case.strategy) {
+        return Err(ThresholdError::Plugin);
+    }
+    let read = deadline.run(stop, |stop| Trace::read(&StoppableSource { source: &*case.source, stop }));
+    match deadline.passed() {
+        _ if stop.load(Ordering::Relaxed) => Err(ThresholdError::Interrupted),
+        Some(timeout) => Err(ThresholdError::TimedOut(timeout)),
+        None => Ok(read?),
+    }
 }

@@ -21,7 +21,7 @@ use super::{
     verify,
 };
 use crate::{
-    base::{NoProgress, parallel_map},
+    base::{NoProgress, parallel_map, path_text},
     device::{DeviceProps, DeviceSpec},
     measure::{AgreementRecord, CaseLabel, agreement::AgreementFinding},
     replay::verify::Companion,
@@ -137,12 +137,7 @@ fn named(
     devices: &ComparedDevices,
     props: &DeviceProps,
 ) -> Result<(SourceSpec, CaseLabel), CommandError> {
-    let spec = SourceSpec {
-        name: path.to_string_lossy().into_owned(),
-        set: Vec::new(),
-        seed: 1,
-        device_index: args.device_index,
-    };
+    let spec = SourceSpec { name: path_text(path), set: Vec::new(), seed: 1, device_index: args.device_index };
     let (workload, companion) = match spec.recipe().map_err(CommandError::usage)? {
         Some(_) => {
             let source = spec.open(&NoProgress).map_err(CommandError::usage)?;

@@ -261,7 +261,12 @@ fn explanation(record: &CaseRecord) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{base::MIB, device::DeviceClock, measure::CaseLabel, report::Terminal};
+    use crate::{
+        base::MIB,
+        device::DeviceClock,
+        measure::CaseLabel,
+        report::{Glyphs, Terminal},
+    };
 
     fn record(workload: &str, strategy: &str, status: Status, reserved: u64) -> CaseRecord {
         let label = CaseLabel { workload: workload.to_owned(), strategy: strategy.to_owned(), ..CaseLabel::default() };
@@ -327,7 +332,7 @@ mod tests {
 
     #[test]
     fn narrow_terminal_gets_a_narrow_table() {
-        let text = sample().text(Medium::Terminal(Terminal { width: Some(80), unicode: true }));
+        let text = sample().text(Medium::Terminal(Terminal { width: Some(80), glyphs: Glyphs::Blocks }));
         let table = text.lines().take_while(|line| !line.contains(LEGEND));
         assert!(table.clone().count() > 4);
         assert!(table.clone().all(|line| line.chars().count() <= 80), "{text}");

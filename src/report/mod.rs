@@ -39,7 +39,7 @@ pub use memory_summary::{WITHOUT_STACKS, memory_summary, operations};
 pub use merge::Shards;
 pub use partition::{Partition, PartitionError, PartitionRule};
 pub use ranks::RankReport;
-pub use render::{Medium, Render, Terminal};
+pub use render::{Glyphs, Medium, Render, Terminal};
 pub use rows::{PlannedCase, save, to_csv};
 #[cfg(test)]
 pub(crate) use scenario::comparison_csv;

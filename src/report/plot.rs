@@ -2,7 +2,7 @@
 //!
 //! They have no colours and no control characters, so a pipe gets the same picture as a terminal.
 
-use super::Terminal;
+use super::{Glyphs, Terminal};
 use crate::base::Bytes;
 
 const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
@@ -29,15 +29,15 @@ pub fn lines(series: &[(String, Vec<u64>)], terminal: Terminal) -> String {
     let mut text = String::new();
     for (name, levels) in series {
         let own = Bytes(levels.iter().copied().max().unwrap_or(0)).to_string();
-        let line = line(levels, highest, room, terminal.unicode);
+        let line = line(levels, highest, room, terminal.glyphs);
         text.push_str(&format!("{name:<name_width$}  {line}  {own:>AMOUNT$}\n"));
     }
     text
 }
 
 /// One character per section, as high as the highest level in it; a space for zero.
-fn line(levels: &[u64], highest: u64, width: usize, unicode: bool) -> String {
-    let palette = if unicode { BLOCKS } else { LETTERS };
+fn line(levels: &[u64], highest: u64, width: usize, glyphs: Glyphs) -> String {
+    let palette = if glyphs == Glyphs::Blocks { BLOCKS } else { LETTERS };
     sections(levels, width)
         .iter()
         .map(|&level| match level {
@@ -76,7 +76,7 @@ pub fn bars(amounts: &[(String, u64, Option<u64>)], terminal: Terminal) -> Strin
     let name_width = amounts.iter().map(|(name, ..)| name.chars().count()).max().unwrap_or(0);
     let room = room(terminal, name_width + AMOUNT + 4);
     let highest = amounts.iter().map(|(_, amount, _)| *amount).max().unwrap_or(0);
-    let (useful, lost) = if terminal.unicode { ('█', '░') } else { ('#', '.') };
+    let (useful, lost) = if terminal.glyphs == Glyphs::Blocks { ('█', '░') } else { ('#', '.') };
     let mut text = String::new();
     for (name, amount, useful_part) in amounts {
         let length = scaled(*amount, highest, room);
@@ -110,8 +110,8 @@ mod tests {
     use super::*;
     use crate::base::MIB;
 
-    const UNICODE: Terminal = Terminal { width: Some(40), unicode: true };
-    const PLAIN: Terminal = Terminal { unicode: false, ..UNICODE };
+    const UNICODE: Terminal = Terminal { width: Some(40), glyphs: Glyphs::Blocks };
+    const PLAIN: Terminal = Terminal { glyphs: Glyphs::Lines, ..UNICODE };
 
     #[test]
     fn lines_share_a_scale() {
@@ -155,7 +155,7 @@ mod tests {
             width in 30u16..200,
             unicode in any::<bool>(),
         ) {
-            let terminal = Terminal { width: Some(width), unicode };
+            let terminal = Terminal { width: Some(width), glyphs: if unicode { Glyphs::Blocks } else { Glyphs::Ascii } };
             let series = [("name".to_owned(), levels.clone())];
             let bar: Vec<_> = levels.iter().take(3).map(|&level| ("n".to_owned(), level, Some(level / 2))).collect();
             for text in [lines(&series, terminal), plot("title", &levels, terminal), bars(&bar, terminal)] {

@@ -94,13 +94,25 @@ pub enum Medium {
 pub struct Terminal {
     /// Columns; `None` for a pipe, which gets tables in full width.
     pub width: Option<u16>,
-    /// Whether characters beyond ASCII can be shown.
-    pub unicode: bool,
+    /// The characters beyond ASCII that it can show.
+    pub glyphs: Glyphs,
+}
+
+/// Characters beyond ASCII in tables and pictures. Files in Markdown, HTML, JSON and CSV are always UTF-8.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Glyphs {
+    /// None.
+    Ascii,
+    /// The lines of tables.
+    #[default]
+    Lines,
+    /// Lines and blocks of different heights.
+    Blocks,
 }
 
 impl Medium {
-    /// A pipe that takes ASCII only.
-    pub const PIPE: Medium = Medium::Terminal(Terminal { width: None, unicode: false });
+    /// A pipe of which nothing is known.
+    pub const PIPE: Medium = Medium::Terminal(Terminal { width: None, glyphs: Glyphs::Lines });
 }
 
 /// Columns from here on hold numbers, unless a table says otherwise.
@@ -125,9 +137,12 @@ impl TextTable {
         let mut table = Table::new();
         table.force_no_tty();
         match medium {
-            Medium::Terminal(Terminal { width, .. }) => {
+            Medium::Terminal(Terminal { width, glyphs }) => {
                 table.set_header(headings);
-                table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+                table.load_style(match glyphs {
+                    Glyphs::Ascii => presets::ASCII_HORIZONTAL_ONLY,
+                    Glyphs::Lines | Glyphs::Blocks => presets::UTF8_HORIZONTAL_ONLY,
+                });
                 table.style_mut().row_separator = comfy_table::LineStyle::none();
                 match width {
                     Some(width) => table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width),
@@ -266,7 +281,7 @@ mod tests {
     use crate::base::MIB;
 
     fn lines(width: u16, dispensable: &[usize]) -> (Vec<String>, Option<String>) {
-        let medium = Medium::Terminal(Terminal { width: Some(width), unicode: true });
+        let medium = Medium::Terminal(Terminal { width: Some(width), glyphs: Glyphs::Blocks });
         let mut table = TextTable::new(&["workload", "strategy", "peak\nreserved", "driver\ncalls"], medium);
         table.row(["training", "caching:expandable_segments:True", "10.1 GiB", "123456"]);
         let hidden = table.fit(dispensable);
@@ -278,6 +293,15 @@ mod tests {
         let (lines, hidden) = lines(80, &[3]);
         assert_eq!(hidden, None);
         assert!(lines[4].contains("caching:expandable_segments:True   10.1 GiB   123456"), "{lines:#?}");
+    }
+
+    #[test]
+    fn ascii_terminal_gets_ascii_lines() {
+        let medium = Medium::Terminal(Terminal { width: None, glyphs: Glyphs::Ascii });
+        let mut table = TextTable::new(&["workload", "strategy"], medium);
+        table.row(["training", "caching"]);
+        let text = table.finish("", []);
+        assert!(text.is_ascii() && text.lines().any(|line| line.contains("=====")), "{text}");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::{
     fs::{self, File, OpenOptions},
     io::{self, Write},
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -14,6 +15,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use super::ReportError;
 use crate::{
     answer::{claims::ClaimRecord, techniques::TechniqueRecord, threshold::ThresholdRecord},
+    base::write_file,
     measure::{CaseRecord, SCHEMA, TimingRecord},
 };
 
@@ -60,11 +62,16 @@ impl CsvRow for ClaimRecord {
 /// The oldest schema that can be read.
 pub(super) const OLDEST_SCHEMA: u32 = 1;
 
+/// Rows are put on the disk about this often: every time would take longer than a short case.
+const SYNC_INTERVAL: Duration = Duration::from_secs(1);
+
 /// A CSV file with one header and rows of one type.
 #[derive(Debug)]
 pub(super) struct RowFile<T> {
     path: PathBuf,
     file: File,
+    /// When the rows were last put on the disk.
+    synced: Instant,
     /// All of its rows.
     pub(super) rows: Vec<T>,
 }
@@ -75,14 +82,23 @@ impl<T: CsvRow> RowFile<T> {
     pub(super) fn write(path: &Path, rows: Vec<T>) -> Result<RowFile<T>, ReportError> {
         save(path, to_csv(&rows)?)?;
         let file = OpenOptions::new().append(true).open(path).map_err(ReportError::io(path))?;
-        Ok(RowFile { path: path.to_owned(), file, rows })
+        Ok(RowFile { path: path.to_owned(), file, synced: Instant::now(), rows })
     }
 
     /// Adds a row.
     pub(super) fn append(&mut self, row: T) -> Result<(), ReportError> {
         let line = lines([&row], false)?;
-        self.file.write_all(line.as_bytes()).and_then(|()| self.file.flush()).map_err(ReportError::io(&self.path))?;
+        self.file.write_all(line.as_bytes()).and_then(|()| self.sync_rarely()).map_err(ReportError::io(&self.path))?;
         self.rows.push(row);
+        Ok(())
+    }
+
+    /// Puts the rows on the disk, so that a power cut loses those of about one second.
+    fn sync_rarely(&mut self) -> io::Result<()> {
+        if self.synced.elapsed() >= SYNC_INTERVAL {
+            self.file.sync_data()?;
+            self.synced = Instant::now();
+        }
         Ok(())
     }
 }
@@ -196,11 +212,7 @@ pub(super) fn written(writer: csv::Writer<Vec<u8>>) -> Result<String, ReportErro
 
 /// Writes a file, whole or not at all: readers see the old file or the new one.
 pub fn save(path: &Path, content: impl AsRef<[u8]>) -> Result<(), ReportError> {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(".new");
-    let beside = PathBuf::from(beside);
-    fs::write(&beside, content).map_err(ReportError::io(path))?;
-    fs::rename(&beside, path).map_err(ReportError::io(path))
+    write_file(path, content.as_ref()).map_err(ReportError::io(path))
 }
 
 /// A row of `plan.csv`, which lists every case of a shared run, in order, and the shard that runs

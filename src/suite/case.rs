@@ -306,7 +306,7 @@ pub fn contents_of_models(models: &[Recipe]) -> String {
 fn source_fingerprint(case: &Case) -> String {
     match case.origin.recipe() {
         Ok(Some(recipe)) => recipe.words(),
-        _ => fs::metadata(&case.origin.name).map(|file| format!("{} bytes", file.len())).unwrap_or_default(),
+        _ => fs::metadata(case.origin.path()).map(|file| format!("{} bytes", file.len())).unwrap_or_default(),
     }
 }
 

@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::SuiteError;
 use crate::{
-    base::{Catalog, CatalogEntry, MemoryLimit, parse_toml, read_text_file},
+    base::{Catalog, CatalogEntry, MemoryLimit, parse_toml, read_text_file, text_path},
     replay::OnOutOfMemory,
 };
 
@@ -151,7 +151,7 @@ impl SuiteFile {
     /// separator). For a name `suites/NAME.toml` takes precedence over the built-in suite.
     pub fn load(name_or_path: &str) -> Result<SuiteFile, SuiteError> {
         if name_or_path.ends_with(".toml") || name_or_path.contains('/') {
-            return SuiteFile::from_file(Path::new(name_or_path));
+            return SuiteFile::from_file(&text_path(name_or_path));
         }
         let name = name_or_path;
         if let Some(path) = CATALOG.own_file(name) {

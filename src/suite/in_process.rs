@@ -65,7 +65,7 @@ fn try_run(case: &Case, stop: Option<&AtomicBool>) -> Result<CaseOutcome, CaseEr
     } else {
         Vec::new()
     };
-    Ok(CaseOutcome { record, detail, timings })
+    Ok(CaseOutcome { record, detail, timings, worker_failed: false })
 }
 
 /// Times the case with the source in memory. Every thread plays its own copy: those of a workload

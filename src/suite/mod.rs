@@ -6,6 +6,7 @@
 
 mod case;
 mod case_names;
+mod deadline;
 mod file;
 mod in_process;
 mod rank_files;
@@ -14,6 +15,7 @@ mod source;
 pub mod worker;
 
 pub use case::{Case, CaseFilter, CaseSettings, contents, contents_of_models};
+pub use deadline::{CaseDeadline, StoppableSource};
 pub use file::{AllWord, CaseTimeout, CaseTimeoutError, NameSelection, SuiteFile, SuiteGroup, SuiteKind};
 pub use in_process::{InProcess, compare};
 pub use rank_files::{RankFile, rank_files, read_at_once};

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{SourceError, case::glob};
-use crate::base::GIB;
+use crate::base::{GIB, text_path};
 
 /// Extensions of recordings in a folder; a pattern may match any file.
 const ENDINGS: [&str; 3] = ["pickle", "pkl", "oomph"];
@@ -33,7 +33,7 @@ pub struct RankFile {
 }
 
 /// The files of all ranks, `2` before `10`; `None` if `name` is neither a folder nor a pattern. `*`
-/// may stand for parts of file and folder names. Subfolders of a folder are not searched.
+/// may stand for parts of file and folder names. `name` is a [`path_text`](crate::base::path_text). Subfolders of a folder are not searched.
 ///
 /// ```no_run
 /// let ranks = oomph::suite::rank_files("snapshots/")?.unwrap_or_default();
@@ -41,7 +41,7 @@ pub struct RankFile {
 /// # Ok::<(), oomph::suite::SourceError>(())
 /// ```
 pub fn rank_files(name: &str) -> Result<Option<Vec<RankFile>>, SourceError> {
-    let path = Path::new(name);
+    let path = &*text_path(name);
     let mut found = if path.is_dir() {
         let named = entries(path).into_iter().map(|file| (file.to_string_lossy().into_owned(), path.join(file)));
         named.filter(|(name, _)| is_recording(name)).collect()
@@ -53,7 +53,7 @@ pub fn rank_files(name: &str) -> Result<Option<Vec<RankFile>>, SourceError> {
     // A broken link is a rank whose recording is missing, so it is kept.
     found.retain(|(_, path)| !path.is_dir() && (path.is_file() || path.is_symlink()));
     if found.is_empty() {
-        return Err(SourceError::NoRankFiles(name.to_owned()));
+        return Err(SourceError::NoRankFiles(path.display().to_string()));
     }
     found.sort_by(|(one, _), (other, _)| natural_order(one, other));
     let ranks = rank_names(&found.iter().map(|(file, _)| file.as_str()).collect::<Vec<_>>());

@@ -34,6 +34,9 @@ pub struct CaseOutcome {
     pub detail: CaseDetail,
     /// Wall-clock times of a timed case: of one thread, then of each requested number of threads.
     pub timings: Vec<TimingRecord>,
+    /// Whether the worker process of the case crashed or took too long.
+    #[serde(skip)]
+    pub worker_failed: bool,
 }
 
 impl CaseOutcome {
@@ -43,6 +46,7 @@ impl CaseOutcome {
             record: CaseRecord::unmeasured(label, Status::Error, reason),
             detail: CaseDetail::unmeasured(label),
             timings: Vec::new(),
+            worker_failed: false,
         }
     }
 }

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{SuiteError, SuiteFile, SuiteGroup, rank_files::matching};
 use crate::{
-    base::{MemoryLimit, NoProgress, Progress, did_you_mean},
+    base::{MemoryLimit, NoProgress, Progress, did_you_mean, path_text, text_path},
     device::{
         Device,
         sim::{SimConfig, SimConfigError, SimDevice},
@@ -32,7 +32,7 @@ use crate::{
 /// same.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceSpec {
-    /// The name of a workload, or the path of a recipe or trace file.
+    /// The name of a workload, or the path of a recipe or trace file as [`path_text`].
     pub name: String,
     /// Parameters of the workload beyond its recipe: key and value as users type them.
     pub set: Vec<(String, String)>,
@@ -72,6 +72,9 @@ pub enum SourceError {
     /// It is a folder.
     #[error("{0}: is a directory; a trace file was expected")]
     Directory(String),
+    /// A pipe, a socket or a device.
+    #[error("{0}: this is not a plain file; a trace is read several times, so save it in a file first")]
+    NotPlainFile(String),
     /// A folder or pattern without recordings.
     #[error("{0}: no recording there; a folder is searched for .pickle, .pkl and .oomph files, compressed or not")]
     NoRankFiles(String),
@@ -98,12 +101,24 @@ impl SourceSpec {
                 let recipe = self.set.iter().fold(recipe, |recipe, (key, value)| recipe.with(key, value));
                 Ok(Box::new(recipe.seed(self.seed).workload()?))
             }
-            None if !self.set.is_empty() => Err(SourceError::NothingToSet(self.name.clone())),
+            None if !self.set.is_empty() => Err(SourceError::NothingToSet(self.shown())),
             None => Ok(match self.verified_recording(progress)? {
                 Some((recording, _)) => recording.into_source(),
-                None => trace::open(Path::new(&self.name), progress)?,
+                None => trace::open(self.path(), progress)?,
             }),
         }
+    }
+
+    /// The path that the name may be.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        text_path(&self.name)
+    }
+
+    /// The name for people.
+    #[must_use]
+    pub fn shown(&self) -> String {
+        self.path().display().to_string()
     }
 
     /// The source for another thread: a workload with another seed.
@@ -132,7 +147,7 @@ impl SourceSpec {
         limit: Option<u64>,
         progress: &dyn Progress,
     ) -> Result<Option<(Recording, Verification)>, SourceError> {
-        let path = Path::new(&self.name);
+        let path = &*self.path();
         let is_file = path.is_file() && path.extension().is_none_or(|extension| extension != "toml");
         if !is_file || trace::recognise(path)?.name != torch::NAME {
             return if self.device_index.is_some() { Err(SourceError::NotASnapshot) } else { Ok(None) };
@@ -163,7 +178,7 @@ impl SourceSpec {
 
     /// The recipe, or `None` if the source is a trace file. Does not open a trace.
     pub fn recipe(&self) -> Result<Option<Recipe>, SourceError> {
-        let path = Path::new(&self.name);
+        let path = &*self.path();
         if path.extension().is_some_and(|extension| extension == "toml") {
             return Ok(Some(Recipe::from_file(path)?));
         }
@@ -171,11 +186,14 @@ impl SourceSpec {
             return Ok(None);
         }
         if path.is_dir() {
-            return Err(SourceError::Directory(self.name.clone()));
+            return Err(SourceError::Directory(self.shown()));
+        }
+        if path.exists() {
+            return Err(SourceError::NotPlainFile(self.shown()));
         }
         // Names may have a dot (`gpt-1.3b`).
         if !is_recipe_name(&self.name) && (self.name.contains('/') || path.extension().is_some()) {
-            return Err(SourceError::NoSuchFile { name: self.name.clone(), suggestion: nearest_file(path) });
+            return Err(SourceError::NoSuchFile { name: self.shown(), suggestion: nearest_file(path) });
         }
         Ok(Some(Recipe::named(&self.name)?))
     }
@@ -190,7 +208,9 @@ fn nearest_file(missing: &Path) -> Option<String> {
     let files = fs::read_dir(folder.unwrap_or(Path::new("."))).ok()?;
     let typed = missing.file_name()?.to_string_lossy();
     let names = files.flatten().map(|file| file.file_name().to_string_lossy().into_owned());
-    let (typos, name) = names.map(|name| (strsim::levenshtein(&typed, &name), name)).min()?;
+    // A link to nothing has the name itself.
+    let others = names.filter(|name| *name != typed);
+    let (typos, name) = others.map(|name| (strsim::levenshtein(&typed, &name), name)).min()?;
     if typos > MOST_TYPOS {
         return None;
     }
@@ -228,7 +248,7 @@ impl CaseSource {
 
     /// A trace file, for which the seed does not matter.
     pub(super) fn of_file(path: &Path, name: &str, seed: u64) -> CaseSource {
-        let origin = SourceSpec { name: path.to_string_lossy().into_owned(), seed, ..SourceSpec::default() };
+        let origin = SourceSpec { name: path_text(path), seed, ..SourceSpec::default() };
         let source = LazyTraceFile { name: name.to_owned(), origin: origin.clone(), content: OnceLock::new() };
         CaseSource { source: Arc::new(source), origin }
     }
@@ -283,7 +303,7 @@ impl Source for LazyTraceFile {
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {
         match self.content() {
             Ok(source) => source.open(),
-            Err(reason) => Err(TraceError::Format { path: self.origin.name.clone().into(), reason: reason.to_owned() }),
+            Err(reason) => Err(TraceError::Format { path: self.origin.path(), reason: reason.to_owned() }),
         }
     }
 }

@@ -179,6 +179,7 @@ impl CaseRunner for WorkerProcess<'_> {
         self.outcome_of(case).unwrap_or_else(|failure| {
             let mut outcome = CaseOutcome::failed(&case.label, &failure.to_string());
             outcome.record.status = failure.status();
+            outcome.worker_failed = true;
             outcome
         })
     }
@@ -194,6 +195,7 @@ impl WorkerProcess<'_> {
             (Ok(outcome), true) => Ok(outcome),
             // The figures are valid, but the later failure must be visible.
             (Ok(mut outcome), false) => {
+                outcome.worker_failed = true;
                 outcome.record.status = Status::Error;
                 outcome.record.reason =
                     format!("the case was done, and then the worker process {}", exit_description(status));

@@ -22,6 +22,8 @@ mod install;
 mod leaks;
 mod memory_options;
 mod museum;
+mod odd_inputs;
+mod output_files;
 mod own_allocator;
 mod own_limit;
 mod packing;

@@ -114,3 +114,76 @@ fn threshold_suite_can_be_resumed() {
     run(&folder, &["run", "mine.toml", "--resume", "a"], 0);
     assert_eq!((read("thresholds.csv"), read("thresholds.json")), (csv, details));
 }
+
+/// A suite of thresholds with a file that cannot be read, and one whose search takes long.
+fn write_suite(folder: &TempDir, workloads: &str, set: &str) {
+    let text = format!(
+        "kind = 'threshold'\nquestion = 'how much?'\n[[group]]\nworkloads = [{workloads}]\n\
+         strategies = ['direct', 'caching']\nrepeat = 1\n{set}\n"
+    );
+    fs::write(folder.path().join("suite.toml"), text).unwrap();
+}
+
+fn thresholds(folder: &TempDir, run: &str) -> Vec<(String, String)> {
+    let mut rows = csv::Reader::from_path(folder.path().join(run).join("thresholds.csv")).unwrap();
+    let headers = rows.headers().unwrap().clone();
+    let column = |name: &str| headers.iter().position(|header| header == name).unwrap();
+    let (status, reason) = (column("status"), column("reason"));
+    rows.records().map(Result::unwrap).map(|row| (row[status].to_owned(), row[reason].to_owned())).collect()
+}
+
+#[test]
+fn unreadable_file_fails_only_its_case() {
+    let folder = TempDir::new().unwrap();
+    for name in ["a.oomph", "c.oomph"] {
+        run(&folder, &[&["convert", "checkerboard", name], &SMALL[..]].concat(), 0);
+    }
+    fs::write(folder.path().join("b.oomph"), "oomph-trace 1\nnonsense\n").unwrap();
+    write_suite(&folder, "'./*.oomph'", "");
+    let arguments = ["run", "./suite.toml", "--output", "out"];
+    let (_, err) = run(&folder, &arguments, 104);
+    assert!(err.contains("b.oomph:2"), "{err}");
+    let failed =
+        |rows: &[(String, String)]| -> Vec<bool> { rows.iter().map(|(status, _)| status == "error").collect() };
+    let rows = thresholds(&folder, "out");
+    assert_eq!(failed(&rows), [false, false, true, true, false, false], "{rows:?}");
+    assert!(rows[2].1.contains("b.oomph:2"), "{rows:?}");
+    // The others have an answer and are not searched again.
+    let resumed = ["run", "./suite.toml", "--resume", "out"];
+    run(&folder, &resumed, 104);
+    assert_eq!(thresholds(&folder, "out"), rows);
+    fs::copy(folder.path().join("a.oomph"), folder.path().join("b.oomph")).unwrap();
+    run(&folder, &resumed, 0);
+    assert_eq!(failed(&thresholds(&folder, "out")), [false; 6]);
+}
+
+#[test]
+fn case_timeout_ends_a_search() {
+    let folder = TempDir::new().unwrap();
+    // Reading alone would take minutes.
+    write_suite(&folder, "'training'", "set = { steps = 1000000 }");
+    let (_, err) = run(&folder, &["run", "./suite.toml", "--output", "out", "--case-timeout", "50ms"], 104);
+    assert!(err.contains("timed out after 50ms"), "{err}");
+    let timed_out = ("error".to_owned(), "timed out after 50ms".to_owned());
+    assert_eq!(thresholds(&folder, "out"), vec![timed_out; 2]);
+
+    let arguments = ["threshold", "training", "--set", "steps=200", "--strategy", "caching", "--case-timeout", "1ms"];
+    let (out, _) = run(&folder, &[&arguments[..], &["--format", "json"]].concat(), 104);
+    let found: Value = serde_json::from_str(&out).unwrap();
+    let row = &found["rows"][0];
+    assert_eq!((row["status"].as_str(), row["reason"].as_str()), (Some("error"), Some("timed out after 1ms")));
+    let largest = [&arguments[..], &["--largest", "batch", "--card", "24GiB", "--format", "csv"]].concat();
+    let (out, _) = run(&folder, &largest, 104);
+    assert!(out.contains(",error,timed out after 1ms,"), "{out}");
+    // Enough time changes nothing.
+    let plain = [&["threshold", "checkerboard", "--strategy", "caching"], &SMALL[..]].concat();
+    let timed = [&plain[..], &["--case-timeout", "1h"]].concat();
+    assert_eq!(json(&folder, &plain), json(&folder, &timed));
+}
+
+#[test]
+fn plugins_have_no_threshold() {
+    let folder = TempDir::new().unwrap();
+    let (_, err) = run(&folder, &["threshold", "checkerboard", "--strategy", "plugin:./x.so"], 2);
+    assert!(err.contains("no threshold is searched for a plugin") && err.contains("`oomph replay`"), "{err}");
+}

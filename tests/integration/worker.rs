@@ -230,3 +230,20 @@ fn worker_started_by_hand_is_refused() {
     let help = String::from_utf8(output_of(&folder, &["--help"]).stdout).unwrap();
     assert!(!help.contains("worker"), "{help}");
 }
+
+#[test]
+fn timed_out_replay_of_one_strategy_is_a_failed_case() {
+    let folder = TempDir::new().unwrap();
+    let endless = ["replay", "training", "--set", "steps=100000000", "--strategy", "null", "--case-timeout", "300ms"];
+    let output = output_of(&folder, &endless);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("failed: ") && said.contains("timed out after 300ms"), "{said}");
+    assert_eq!(output.status.code(), Some(104));
+    // A source that cannot be read is bad usage, in a process of its own too.
+    std::fs::write(folder.path().join("bad.oomph"), "oomph-trace 1\nnonsense\n").unwrap();
+    for isolate in ["never", "always"] {
+        let output = output_of(&folder, &["replay", "bad.oomph", "--strategy", "null", "--isolate", isolate]);
+        assert!(String::from_utf8_lossy(&output.stderr).contains("bad.oomph:2"));
+        assert_eq!(output.status.code(), Some(2));
+    }
+}

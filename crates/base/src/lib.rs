@@ -1,5 +1,5 @@
-//! What all oomph crates share: quantities and identities, kinds of work, files that are found by name, work on several
-//! threads, progress reports, and the packing of blocks.
+//! What all oomph crates share: quantities and identities, kinds of work, files that are found by name or written, work on
+//! several threads, progress reports, and the packing of blocks.
 //!
 //! Newtypes keep bytes, nanoseconds, addresses and indices apart. This crate knows no devices, strategies or traces.
 
@@ -8,9 +8,11 @@ mod file_text;
 mod layout;
 mod memory_limit;
 mod named_enum;
+mod output_file;
 pub mod packing;
 mod parallel;
 mod parameter;
+mod path_text;
 mod process;
 mod progress;
 mod text_file;
@@ -21,8 +23,10 @@ pub use catalog::{Catalog, CatalogEntry, did_you_mean, did_you_mean_among, neare
 pub use file_text::{FileText, escaped, escaped_lines, escaped_markdown};
 pub use layout::{BlockState, BlockView, Layout, SegmentView};
 pub use memory_limit::{MemoryLimit, MemoryLimitError, TypedSizeError};
+pub use output_file::{OutputFile, abandon_unfinished_files, copy_until_exit, replaced_file, write_file};
 pub use parallel::{parallel_for_each, parallel_map};
 pub use parameter::{Parameter, ParameterValues};
+pub use path_text::{path_text, text_path};
 pub use process::{exit_description, exit_signal, last_bytes};
 #[cfg(any(test, feature = "testing"))]
 pub use progress::ProgressLog;

@@ -6,8 +6,7 @@
 use std::{
     env,
     ffi::{c_int, c_void},
-    fs, io,
-    io::Write,
+    io::{self, Write},
     panic::{AssertUnwindSafe, catch_unwind},
     ptr,
     sync::OnceLock,
@@ -15,7 +14,7 @@ use std::{
 
 use super::{AllocatorService, OutOfMemorySignal, ServiceError, ServiceSettings};
 use oomph_alloc::plugin::cpp_function;
-use oomph_base::Address;
+use oomph_base::{Address, write_file};
 
 /// The service of this process; `None` where the environment is invalid.
 static SERVICE: OnceLock<Option<AllocatorService>> = OnceLock::new();
@@ -110,7 +109,7 @@ extern "C" fn write_statistics() {
             return;
         };
         let written =
-            serde_json::to_vec_pretty(&statistics).map_err(io::Error::from).and_then(|text| fs::write(file, text));
+            serde_json::to_vec_pretty(&statistics).map_err(io::Error::from).and_then(|text| write_file(file, &text));
         if let Err(error) = written {
             report(&format!("{}: {error}", file.display()));
         }

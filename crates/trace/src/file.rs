@@ -1,12 +1,9 @@
-//! Files as bytes and lines: decompressed while reading, complete or absent after writing. Knows no trace format.
+//! Files as bytes and lines: decompressed while reading, compressed while writing. Knows no trace format.
 
 use std::{
-    ffi::OsString,
-    fs::{self, File, OpenOptions},
-    io::{self, BufRead, BufReader, BufWriter, Read, Write},
+    fs::{self, File},
+    io::{self, BufRead, BufReader, Read, Write},
     path::{Path, PathBuf},
-    process,
-    sync::atomic::{AtomicU64, Ordering},
 };
 
 use flate2::{Compression, bufread::GzDecoder, write::GzEncoder};
@@ -17,7 +14,7 @@ use ruzstd::decoding::{
 };
 
 use crate::TraceError;
-use oomph_base::Progress;
+use oomph_base::{OutputFile, Progress};
 
 /// The content of a file, decompressed.
 pub(crate) type Input<'a> = Box<dyn BufRead + Send + 'a>;
@@ -88,97 +85,41 @@ fn refusal(path: &Path, reason: &str) -> TraceError {
     TraceError::Format { path: path.to_owned(), reason: reason.to_owned() }
 }
 
-/// A file that appears under its name when [`finish`](OutputFile::finish) is called. Without it, nothing remains.
-pub(crate) struct OutputFile {
-    encoder: OutputEncoder,
-    /// The file under its temporary name. `None` where the target is a pipe or a device.
-    unfinished: Option<UnfinishedFile>,
+/// A file in writing, compressed if its name ends in `.gz`. It appears under its name when
+/// [`finish`](TraceOutput::finish) is called.
+pub(crate) enum TraceOutput {
+    Plain(OutputFile),
+    Gzip(GzEncoder<OutputFile>),
 }
 
-enum OutputEncoder {
-    Plain(BufWriter<File>),
-    Gzip(GzEncoder<BufWriter<File>>),
-}
-
-impl OutputFile {
-    /// Creates a file. It is compressed if the name ends in `.gz`.
-    pub(crate) fn create(path: &Path) -> io::Result<OutputFile> {
-        let (file, unfinished) = match fs::metadata(path) {
-            Ok(target) if target.is_dir() => return Err(io::Error::from(io::ErrorKind::IsADirectory)),
-            // A file must not replace a pipe or a device.
-            Ok(target) if !target.is_file() => (OpenOptions::new().write(true).open(path)?, None),
-            Ok(_) => UnfinishedFile::beside(&fs::canonicalize(path)?).map(|(file, name)| (file, Some(name)))?,
-            Err(_) => UnfinishedFile::beside(path).map(|(file, name)| (file, Some(name)))?,
-        };
-        let buffered = BufWriter::with_capacity(BUFFER_BYTES, file);
+impl TraceOutput {
+    pub(crate) fn create(path: &Path) -> io::Result<TraceOutput> {
+        let output = OutputFile::create(path)?;
         let compressed = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gz"));
-        let encoder = if compressed {
-            OutputEncoder::Gzip(GzEncoder::new(buffered, COMPRESSION))
-        } else {
-            OutputEncoder::Plain(buffered)
-        };
-        Ok(OutputFile { encoder, unfinished })
+        Ok(if compressed { TraceOutput::Gzip(GzEncoder::new(output, COMPRESSION)) } else { TraceOutput::Plain(output) })
     }
 
-    /// Completes the file: it appears under its name and replaces the file that was there.
     pub(crate) fn finish(self) -> io::Result<()> {
-        match self.encoder {
-            OutputEncoder::Plain(mut output) => output.flush()?,
-            OutputEncoder::Gzip(output) => output.finish()?.flush()?,
-        }
-        match self.unfinished {
-            Some(unfinished) => unfinished.rename(),
-            None => Ok(()),
+        match self {
+            TraceOutput::Plain(output) => output.finish(),
+            TraceOutput::Gzip(output) => output.finish()?.finish(),
         }
     }
 }
 
-impl Write for OutputFile {
+impl Write for TraceOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match &mut self.encoder {
-            OutputEncoder::Plain(output) => output.write(bytes),
-            OutputEncoder::Gzip(output) => output.write(bytes),
+        match self {
+            TraceOutput::Plain(output) => output.write(bytes),
+            TraceOutput::Gzip(output) => output.write(bytes),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        match &mut self.encoder {
-            OutputEncoder::Plain(output) => output.flush(),
+        match self {
+            TraceOutput::Plain(output) => output.flush(),
             // Flushing compressed data costs space, and the file is not read before it is complete.
-            OutputEncoder::Gzip(_) => Ok(()),
-        }
-    }
-}
-
-/// A file that is deleted on drop unless it was renamed.
-struct UnfinishedFile {
-    path: PathBuf,
-    target: PathBuf,
-    renamed: bool,
-}
-
-impl UnfinishedFile {
-    fn beside(target: &Path) -> io::Result<(File, UnfinishedFile)> {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let mut name = target.file_name().map_or_else(OsString::new, OsString::from);
-        name.push(format!(".{}-{}.partial", process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
-        let path = target.with_file_name(name);
-        let file = OpenOptions::new().write(true).create_new(true).open(&path)?;
-        Ok((file, UnfinishedFile { path, target: target.to_owned(), renamed: false }))
-    }
-
-    fn rename(mut self) -> io::Result<()> {
-        fs::rename(&self.path, &self.target)?;
-        self.renamed = true;
-        Ok(())
-    }
-}
-
-impl Drop for UnfinishedFile {
-    fn drop(&mut self) {
-        if !self.renamed {
-            // A failure cannot be handled here. The name of the file tells what it is.
-            let _ = fs::remove_file(&self.path);
+            TraceOutput::Gzip(_) => Ok(()),
         }
     }
 }
@@ -406,27 +347,10 @@ mod tests {
     }
 
     #[test]
-    fn a_file_appears_when_it_is_finished() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a.oomph");
-        let mut output = OutputFile::create(&path).unwrap();
-        output.write_all(b"half").unwrap();
-        assert!(!path.exists());
-        drop(output);
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
-
-        let mut output = OutputFile::create(&path).unwrap();
-        output.write_all(b"whole").unwrap();
-        output.finish().unwrap();
-        assert_eq!(content(&path), b"whole");
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
-    }
-
-    #[test]
     fn gzip_is_written_by_name_and_read_by_content() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.oomph.gz");
-        let mut output = OutputFile::create(&path).unwrap();
+        let mut output = TraceOutput::create(&path).unwrap();
         output.write_all(&[b'x'; 100_000]).unwrap();
         output.finish().unwrap();
         assert!(fs::metadata(&path).unwrap().len() < 1_000);
@@ -439,7 +363,7 @@ mod tests {
     fn progress_counts_bytes_on_disk() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.oomph.gz");
-        let mut output = OutputFile::create(&path).unwrap();
+        let mut output = TraceOutput::create(&path).unwrap();
         let text: Vec<u8> =
             (0..1_000_000u32).flat_map(|number| number.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
         output.write_all(&text).unwrap();
@@ -454,17 +378,6 @@ mod tests {
         assert!((on_disk / 3..on_disk * 2 / 3).contains(&done), "{done} of {on_disk}");
         input.read_to_end(&mut Vec::new()).unwrap();
         assert_eq!(log.stages(), [(stage, on_disk, on_disk)]);
-    }
-
-    #[cfg(unix)]
-    #[test]
-    fn a_device_is_not_replaced() {
-        use std::os::unix::fs::FileTypeExt;
-        let null = Path::new("/dev/null");
-        let mut output = OutputFile::create(null).unwrap();
-        output.write_all(b"gone").unwrap();
-        output.finish().unwrap();
-        assert!(fs::metadata(null).unwrap().file_type().is_char_device());
     }
 }
 

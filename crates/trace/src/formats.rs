@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     Source, TraceError, TraceFormat, WriteError,
-    file::{self, OutputFile},
+    file::{self, TraceOutput},
     minimalloc, native, rmm, stalloc, torch, umpire,
 };
 use oomph_base::{NoProgress, Progress};
@@ -88,7 +88,7 @@ pub fn save<T>(
 ) -> Result<T, TraceError> {
     let path = path.as_ref();
     let write_failed = |source| TraceError::Io { path: path.to_owned(), source };
-    let mut output = OutputFile::create(path).map_err(write_failed)?;
+    let mut output = TraceOutput::create(path).map_err(write_failed)?;
     let written = write(&mut output).map_err(|error| match error {
         WriteError::Trace(error) => error,
         WriteError::Io(source) => write_failed(source),

@@ -1,11 +1,12 @@
 //! The threshold of a case of a suite: searched on a simulated device, and confirmed on the case's own device if that
 //! is a real one.
 
-use super::{ThresholdDetail, ThresholdQuestion, ThresholdRecord, threshold};
+use super::{Threshold, ThresholdDetail, ThresholdError, ThresholdQuestion, ThresholdRecord, threshold};
 use crate::{
     base::Bytes,
     device::DeviceSpec,
     measure::{CaseLabel, Status, on_one_line},
+    replay::LimitEnforcer,
     suite::{Case, CaseRunner},
 };
 
@@ -14,18 +15,32 @@ use crate::{
 /// the record.
 #[must_use]
 pub fn case_threshold(case: &Case, question: &ThresholdQuestion<'_>, runner: &dyn CaseRunner) -> ThresholdDetail {
-    let simulated = DeviceSpec::default();
-    let is_real = !case.device.is_simulated();
-    let device = if is_real { &simulated } else { &case.device };
+    let device = &searched_device(case);
     let (repeat, pace) = (case.label.repeat, case.pace);
     let answer = threshold(&ThresholdQuestion { strategy: &case.strategy, device, repeat, pace, ..*question });
     let page_bytes = answer.as_ref().map_or(0, |found| found.page_bytes);
-    let label = CaseLabel { device: device.to_string(), limit: None, ..case.label.clone() };
-    let mut detail = ThresholdDetail::new(&label, question.cap, answer);
-    detail.record.case_id = case.label.case_id();
-    if let Some(bytes) = detail.record.needed_bytes.filter(|_| is_real) {
+    let mut detail = detail_of(case, question.cap, answer);
+    if let Some(bytes) = detail.record.needed_bytes.filter(|_| !case.device.is_simulated()) {
         confirm(&mut detail.record, case, bytes, page_bytes, runner);
     }
+    detail
+}
+
+/// The answer of a case whose threshold could not be searched.
+#[must_use]
+pub fn failed_threshold(case: &Case, cap: LimitEnforcer, error: ThresholdError) -> ThresholdDetail {
+    detail_of(case, cap, Err(error))
+}
+
+/// The device that is searched on.
+fn searched_device(case: &Case) -> DeviceSpec {
+    if case.device.is_simulated() { case.device.clone() } else { DeviceSpec::default() }
+}
+
+fn detail_of(case: &Case, cap: LimitEnforcer, answer: Result<Threshold, ThresholdError>) -> ThresholdDetail {
+    let label = CaseLabel { device: searched_device(case).to_string(), limit: None, ..case.label.clone() };
+    let mut detail = ThresholdDetail::new(&label, cap, answer);
+    detail.record.case_id = case.label.case_id();
     detail
 }
 

@@ -5,11 +5,12 @@ use std::sync::atomic::AtomicBool;
 use super::{
     LargestRecord, LimitTrials, PROBES_AROUND, Probe, REPEATS, Stability, ThresholdError, ThresholdStatus,
     memory::{PlaceSearch, in_words, overhead},
+    status_of,
 };
 use crate::{
     base::{NoProgress, Progress, nearest},
     device::DeviceSpec,
-    measure::SCHEMA,
+    measure::{SCHEMA, on_one_line},
     models::{ParameterValues, Recipe},
     replay::{LimitEnforcer, Replay, ReplayOptions},
     strategy::StrategySpec,
@@ -113,10 +114,8 @@ pub fn largest(question: &LargestQuestion<'_>) -> Result<LargestRecord, Threshol
     let last_place = most.saturating_sub(first) / step;
     let value_at = |place: u64| first + last_place.saturating_sub(place) * step;
     let device = question.device.with_room_for(question.memory_bytes);
-    let overhead_bytes = overhead(&device)?;
-    let page_bytes = device.open()?.props().page_bytes;
-    let room_bytes = question.memory_bytes.saturating_sub(overhead_bytes) / page_bytes * page_bytes;
-    let limit_bytes = question.limit_bytes.map_or(room_bytes, |limit| limit.min(room_bytes));
+    let mut record = unanswered(question, &device)?;
+    let limit_bytes = record.limit_bytes;
     let trial = |place: u64| -> Result<Probe, ThresholdError> {
         let recipe = question.recipe.clone().with(question.parameter, &value_at(place).to_string());
         let workload = recipe.workload().map_err(Box::new)?;
@@ -136,19 +135,6 @@ pub fn largest(question: &LargestQuestion<'_>) -> Result<LargestRecord, Threshol
         );
     };
     let mut search = PlaceSearch::new(&trial, question.jobs, last_place, &announce);
-    let mut record = LargestRecord {
-        schema: SCHEMA,
-        workload: question.recipe.clone().workload().map_err(Box::new)?.name().to_owned(),
-        strategy: question.strategy.to_string(),
-        device: question.device.to_string(),
-        repeat: question.repeat,
-        limit_enforcer: question.cap,
-        parameter: question.parameter.to_owned(),
-        card_bytes: question.memory_bytes,
-        overhead_bytes,
-        limit_bytes,
-        ..LargestRecord::default()
-    };
     let guessed =
         question.guess.map_or(last_place, |guess| last_place - (guess.saturating_sub(first) / step).min(last_place));
     let found = approach(&mut search, guessed, last_place, question.around)?;
@@ -166,6 +152,32 @@ pub fn largest(question: &LargestQuestion<'_>) -> Result<LargestRecord, Threshol
     record.probes = tried.len() as u64;
     record.tried = tried.into_iter().rev().map(|(place, probe)| (value_at(place), probe.fits)).collect();
     Ok(record)
+}
+
+/// The answer to a question whose search failed.
+pub fn failed_largest(question: &LargestQuestion<'_>, error: &ThresholdError) -> Result<LargestRecord, ThresholdError> {
+    let record = unanswered(question, &question.device.with_room_for(question.memory_bytes))?;
+    Ok(LargestRecord { status: status_of(error), reason: on_one_line(&error.to_string()), ..record })
+}
+
+/// The row of a question, without an answer.
+fn unanswered(question: &LargestQuestion<'_>, device: &DeviceSpec) -> Result<LargestRecord, ThresholdError> {
+    let overhead_bytes = overhead(device)?;
+    let page_bytes = device.open()?.props().page_bytes;
+    let room_bytes = question.memory_bytes.saturating_sub(overhead_bytes) / page_bytes * page_bytes;
+    Ok(LargestRecord {
+        schema: SCHEMA,
+        workload: question.recipe.clone().workload().map_err(Box::new)?.name().to_owned(),
+        strategy: question.strategy.to_string(),
+        device: question.device.to_string(),
+        repeat: question.repeat,
+        limit_enforcer: question.cap,
+        parameter: question.parameter.to_owned(),
+        card_bytes: question.memory_bytes,
+        overhead_bytes,
+        limit_bytes: question.limit_bytes.map_or(room_bytes, |limit| limit.min(room_bytes)),
+        ..LargestRecord::default()
+    })
 }
 
 /// From a guess to the largest value that fits; `None` where not even the smallest does.

@@ -16,8 +16,8 @@ mod case;
 mod largest;
 mod memory;
 
-pub use case::case_threshold;
-pub use largest::{LargestQuestion, largest};
+pub use case::{case_threshold, failed_threshold};
+pub use largest::{LargestQuestion, failed_largest, largest};
 pub use memory::{Threshold, ThresholdQuestion, threshold};
 pub(in crate::answer) use memory::{live_peak, overhead};
 
@@ -33,7 +33,8 @@ use crate::{
         ReplayRun,
     },
     strategy::{EventSink, Outcome, Refusal, Silent},
-    trace::{PROGRESS_PER_READING, ProgressSource},
+    suite::CaseTimeout,
+    trace::{PROGRESS_PER_READING, ProgressSource, TraceError},
 };
 
 /// The default number of rounds back to back. Some sources fail only in the third.
@@ -72,6 +73,15 @@ pub enum ThresholdError {
         /// What others take.
         overhead: Bytes,
     },
+    /// The source cannot be read.
+    #[error(transparent)]
+    Source(#[from] TraceError),
+    /// The strategy is a plugin.
+    #[error("no threshold is searched for a plugin: it calls the driver itself, not the simulated GPU")]
+    Plugin,
+    /// The search took too long.
+    #[error("timed out after {0}")]
+    TimedOut(CaseTimeout),
     /// The search was stopped.
     #[error("stopped before an answer was found")]
     Interrupted,

@@ -4,7 +4,7 @@ pub mod shared;
 
 use std::{
     collections::BTreeSet,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::atomic::{AtomicBool, Ordering},
 };
 
@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     answer::threshold::{ThresholdDetail, ThresholdStatus},
+    base::text_path,
     device::{DeviceFleet, DeviceSpec},
     measure::{CaseRecord, Status},
     models::Recipe,
@@ -86,11 +87,12 @@ fn load_all(names: &[String]) -> Result<Vec<SuiteFile>, CommandError> {
 /// A suite. The error for the name of a workload or a recording says what to do with it.
 fn load(name: &str) -> Result<SuiteFile, CommandError> {
     SuiteFile::load(name).map_err(|error| {
-        let path = Path::new(name);
+        let path = &*text_path(name);
         let is_recipe = path.extension().is_some_and(|ending| ending == "toml") && Recipe::from_file(path).is_ok();
         match is_recipe || Recipe::named(name).is_ok() || trace::recognise(path).is_ok() {
             true => CommandError::usage(anyhow!(
-                "'{name}' is a workload or trace, not a suite; run it with `oomph replay {name}`"
+                "'{0}' is a workload or trace, not a suite; run it with `oomph replay {0}`",
+                path.display()
             )),
             false => CommandError::usage(error),
         }
@@ -118,6 +120,7 @@ fn prepare(args: &Args, suites: &[SuiteFile]) -> Result<Option<PreparedRun>, Com
         return Ok(None);
     }
     args.workers.check()?;
+    args.exports.check()?;
     let environment = environment::describe(&device, args.seed.unwrap_or(suites[0].seeds[0]))?;
     let environment = share.in_environment(environment, RunSettings { contents, ..args.settings(suites)? });
     let place = share.place(args);
@@ -172,6 +175,9 @@ fn run_own_table(args: &Args, suite: &SuiteFile, suites: usize) -> CommandResult
     }
     if args.device.limit.is_some() || args.seed.is_some() {
         return Err(CommandError::usage(anyhow!("{alone} and chooses limits and seeds itself: no --limit, no --seed")));
+    }
+    if args.workers.case_timeout.is_some() {
+        return Err(CommandError::usage(anyhow!("{alone}, and its rows have no time-out: no --case-timeout")));
     }
     if args.exports.is_asked() {
         return Err(CommandError::usage(anyhow!("{alone}; its files are in its folder: no --export-...")));

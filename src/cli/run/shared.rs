@@ -21,6 +21,7 @@ use crate::{
         export::ExportOptions,
         options::{DeviceOptions, Format, NeedsOptions, WorkerOptions},
         output, progress,
+        source::path_argument,
     },
     device::DeviceSpec,
     report::{
@@ -37,7 +38,7 @@ use crate::{
 #[derive(Debug, Default, clap::Args)]
 pub struct Args {
     /// Suites by name (see `oomph list suites`) or path [default: quick].
-    #[arg(value_name = "SUITE")]
+    #[arg(value_name = "SUITE", value_parser = path_argument())]
     pub suites: Vec<String>,
     /// Run only cases whose id contains this; with a `*`, the pattern must match the whole id. May
     /// be repeated.

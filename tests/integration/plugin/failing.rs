@@ -97,6 +97,21 @@ fn hanging_case_hits_the_case_timeout_first() {
     assert_eq!((reason.as_str(), code), ("timed out after 2s", Some(104)));
 }
 
+#[test]
+fn failure_of_the_only_case_is_not_bad_usage() {
+    let Some(fixture) = PluginFixture::open() else { return };
+    for (library, options, words) in [
+        (fixture.failing("alloc", "abort()"), &[][..], "SIGABRT"),
+        (fixture.failing("alloc", HANG), &["--case-timeout", "1s"], "timed out after 1s"),
+    ] {
+        let strategy = plugin(&library);
+        let output = fixture.oomph(&[&["replay", "training", "--strategy", &strategy], options].concat());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("failed: replay/training/plugin:") && said.contains(words), "{said}");
+        assert_eq!(output.status.code(), Some(104), "{said}");
+    }
+}
+
 /// The output of `stress`, and its exit code.
 fn stressed(fixture: &PluginFixture, kind: &str, strategy: &str, options: &[&str]) -> (String, Option<i32>) {
     let output = fixture.oomph(&[&["stress", kind, "--strategy", strategy, "--format", "json"], options].concat());
