@@ -259,7 +259,9 @@ fn page_data(
 fn check_export(args: &Args) -> Result<(), CommandError> {
     args.exports.check()?;
     if args.exports.force && !args.exports.is_asked() && args.export_snapshot.is_none() {
-        return Err(CommandError::usage(anyhow!("--force overwrites files of --export-...; there is none")));
+        return Err(CommandError::usage(anyhow!(
+            "--force overwrites files of --export-snapshot and the other exports; there is none"
+        )));
     }
     let Some(path) = &args.export_snapshot else { return Ok(()) };
     if args.sources.len() != 1 {

@@ -146,7 +146,7 @@ fn recordings_and_runs_are_not_overwritten_by_exports() {
     run(&folder, &quick(&["--export-csv", "a.csv", "--export-json", "a.json", "--export-html", "a.html"]), 0);
     assert!(fs::read_to_string(at("a.csv")).unwrap().starts_with(HEADER));
     let (_, err) = run(&folder, &quick(&["--force"]), 2);
-    assert!(err.contains("--force overwrites files of --export-"), "{err}");
+    assert!(err.contains("--force overwrites files of --export-snapshot"), "{err}");
 }
 
 /// Starts a command that writes for a long time, waits for its temporary file, and sends signals.

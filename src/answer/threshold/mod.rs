@@ -77,7 +77,7 @@ pub enum ThresholdError {
     #[error(transparent)]
     Source(#[from] TraceError),
     /// The strategy is a plugin.
-    #[error("no threshold is searched for a plugin: it calls the driver itself, not the simulated GPU")]
+    #[error("no threshold is searched for a plugin: a plugin calls the driver itself, so its memory cannot be limited")]
     Plugin,
     /// The search took too long.
     #[error("timed out after {0}")]
