@@ -74,7 +74,8 @@ pub fn run(args: Args) -> CommandResult {
         return Ok(exit::OK);
     }
     let place = args.resume.as_ref().or(args.output.as_ref());
-    let folder = |place: &PathBuf| ResultFolder::of_command(place, &test.device, args.resume.is_some());
+    let share = RunShare::whole(&test.ids());
+    let folder = |place: &PathBuf| ResultFolder::of_command(place, &test.device, share.plan(), args.resume.is_some());
     test.run(place.map(folder).transpose()?)
 }
 
@@ -114,10 +115,13 @@ struct ClaimTest {
 }
 
 impl ClaimTest {
+    fn ids(&self) -> Vec<String> {
+        self.claims.iter().map(|claim| claim.id.to_owned()).collect()
+    }
+
     /// Tests the claims that the folder does not hold yet.
     fn run(&self, folder: Option<ResultFolder<ClaimRecord>>) -> CommandResult {
-        let ids: Vec<String> = self.claims.iter().map(|claim| claim.id.to_owned()).collect();
-        let mut collector = RecordCollector::new(ids, folder)?;
+        let mut collector = RecordCollector::new(self.ids(), folder)?;
         let wanted = collector.wanted();
         let wanted: Vec<&Claim> = self.claims.iter().copied().filter(|claim| wanted.contains(claim.id)).collect();
         let (device, simulated, stop) = (&self.device, &simulated_beside(&self.device)?, &collector.stop());

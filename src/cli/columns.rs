@@ -8,13 +8,14 @@ use serde::{Serialize, de::DeserializeOwned};
 use super::verify::VerifyRow;
 use crate::{
     answer::{
+        claims::ClaimRecord,
         ranks::RankComparison,
         techniques::TechniqueRecord,
-        threshold::{LargestRecord, ThresholdDetail, ThresholdRecord},
+        threshold::{LargestRecord, ThresholdRecord},
     },
     measure::{AgreementRecord, CaseRecord, TimingRecord},
     report::{
-        AdviceReport, ClaimReport, Endurance, LeakReport, PlannedCase, RankReport, Render, ReportError, comparison_csv,
+        AdviceReport, Endurance, LeakReport, PlannedCase, RankReport, Render, ReportError, comparison_csv, to_checked_csv,
         to_csv,
     },
     stress::{StressState, VerdictRow, adversary::AdversaryRow, misuse::MisuseRow},
@@ -53,14 +54,14 @@ fn files() -> Result<Vec<(&'static str, String)>, ReportError> {
     let ranks = RankComparison::gather("", Vec::new());
     let by_rank = RankReport::<LeakReport> { ranks: &ranks, answers: Vec::new() };
     Ok(vec![
-        ("runs.csv", Vec::<CaseRecord>::new().csv()?),
+        ("runs.csv", to_checked_csv::<CaseRecord>(&[])?),
         ("comparison.csv", comparison_csv(&[], "")?),
-        ("timings.csv", to_csv::<TimingRecord>(&[])?),
-        ("plan.csv", to_csv::<PlannedCase>(&[])?),
-        ("thresholds.csv", Vec::<ThresholdDetail>::new().csv()?),
+        ("timings.csv", to_checked_csv::<TimingRecord>(&[])?),
+        ("plan.csv", to_checked_csv::<PlannedCase>(&[])?),
+        ("thresholds.csv", to_checked_csv::<ThresholdRecord>(&[])?),
         ("threshold --largest", Vec::<LargestRecord>::new().csv()?),
-        ("techniques.csv", Vec::<TechniqueRecord>::new().csv()?),
-        ("claims.csv", ClaimReport { records: &[], in_full: false }.csv()?),
+        ("techniques.csv", to_checked_csv::<TechniqueRecord>(&[])?),
+        ("claims.csv", to_checked_csv::<ClaimRecord>(&[])?),
         ("advise", AdviceReport { advices: Vec::new(), top: 0 }.csv()?),
         ("leaks", LeakReport { findings: Vec::new(), top: 0 }.csv()?),
         ("ranks", by_rank.csv()?),

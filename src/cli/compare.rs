@@ -14,7 +14,7 @@ use super::{
 use crate::{
     answer::compare::{CompareError, Comparison, Run, TimeTolerance, compare},
     base::text_path,
-    report::{self, Render},
+    report::{Render, StoredRun},
 };
 
 /// Compares two runs of the same cases.
@@ -90,17 +90,43 @@ impl ToleranceOptions {
 }
 
 pub fn run(args: Args) -> CommandResult {
-    let comparison = of_folders(&folder(&args.old)?, &folder(&args.new)?, &args.tolerance)?;
+    let [old, new] = [&args.old, &args.new].map(|name| stored(&folder(name)?));
+    let (old, new) = (old?, new?);
+    let gaps = complain_of_gaps(&old) + complain_of_gaps(&new);
+    let comparison = compared(&in_memory(old), &in_memory(new), &args.tolerance)?;
     args.format.print(&comparison)?;
-    Ok(args.tolerance.code(&comparison))
+    Ok(match args.tolerance.code(&comparison) {
+        exit::OK if gaps > 0 && args.tolerance.fail_on != FailOn::Never => exit::NOT_WHOLE,
+        code => code,
+    })
 }
 
-/// Compares a run with a baseline. Prints to standard error, so that JSON output stays valid.
-pub fn with_baseline(baseline: &str, run: &Path, tolerance: &ToleranceOptions) -> CommandResult {
-    let comparison = of_folders(&folder(baseline)?, run, tolerance)?;
-    output::complain(&format!("compared with {baseline}:"));
-    output::complain(comparison.text(output::medium()).trim_end());
-    Ok(tolerance.code(&comparison))
+/// A run to compare another one with, read and checked before that one begins.
+pub struct Baseline {
+    name: String,
+    run: Run,
+}
+
+impl Baseline {
+    /// Reads a baseline by its name or folder. One with missing rows is refused.
+    pub fn read(name: &str) -> Result<Baseline, CommandError> {
+        let stored = stored(&folder(name)?)?;
+        if complain_of_gaps(&stored) > 0 {
+            return Err(CommandError::usage(anyhow!(
+                "the baseline '{name}' is not a complete run; keep another one with --save-baseline, or compare with \
+                 `oomph compare` after the run"
+            )));
+        }
+        Ok(Baseline { name: name.to_owned(), run: in_memory(stored) })
+    }
+
+    /// Compares a run with it. Prints to standard error, so that JSON output stays valid.
+    pub fn compare(&self, run: &Path, tolerance: &ToleranceOptions) -> CommandResult {
+        let comparison = compared(&self.run, &in_memory(stored(run)?), tolerance)?;
+        output::complain(&format!("compared with {}:", self.name));
+        output::complain(comparison.text(output::medium()).trim_end());
+        Ok(tolerance.code(&comparison))
+    }
 }
 
 /// The folder of a baseline.
@@ -127,27 +153,36 @@ pub fn folder(text: &str) -> Result<PathBuf, CommandError> {
     }
 }
 
-fn of_folders(old: &Path, new: &Path, tolerance: &ToleranceOptions) -> Result<Comparison, CommandError> {
+fn compared(old: &Run, new: &Run, tolerance: &ToleranceOptions) -> Result<Comparison, CommandError> {
     let ToleranceOptions { noise_threshold, significance, .. } = *tolerance;
     if !(0.0..=1.0).contains(&significance) || noise_threshold.is_nan() || noise_threshold < 0.0 {
         return Err(CommandError::usage(anyhow!(
             "--significance must be from 0 to 1 and --noise-threshold at least 0"
         )));
     }
-    let (old, new) = (read(old)?, read(new)?);
-    compare(&old, &new, &TimeTolerance { significance, noise_threshold }).map_err(|error| match error {
+    compare(old, new, &TimeTolerance { significance, noise_threshold }).map_err(|error| match error {
         CompareError::NothingInCommon { .. } => CommandError::nothing_selected(error),
         CompareError::Clocks { .. } => CommandError::usage(error),
     })
 }
 
-fn read(folder: &Path) -> Result<Run, CommandError> {
-    let environment = report::read_environment(folder).map_err(CommandError::usage)?;
+/// Reads the folder of a run.
+fn stored(folder: &Path) -> Result<StoredRun, CommandError> {
+    let run = StoredRun::read(folder).map_err(CommandError::usage)?;
+    run.environment.schema_note(folder).iter().for_each(|note| output::complain(note));
+    Ok(run)
+}
+
+/// Says what is missing in a run, and counts it.
+fn complain_of_gaps(run: &StoredRun) -> usize {
+    let gaps = run.gaps();
+    gaps.iter().for_each(|gap| output::complain(&format!("{}: {gap}", run.path.display())));
+    gaps.len()
+}
+
+fn in_memory(run: StoredRun) -> Run {
+    let StoredRun { path, environment, records, timings, .. } = run;
     // Times of different processors, or different numbers of them, cannot be compared.
     let machine = format!("{}, {} CPUs, {}", environment.machine, environment.cpus, environment.device_name);
-    let name = folder.display().to_string();
-    environment.schema_note(folder).iter().for_each(|note| output::complain(note));
-    let records = report::read_records(folder).map_err(CommandError::usage)?;
-    let timings = report::read_timings(folder).map_err(CommandError::usage)?;
-    Ok(Run { name, machine, records, timings })
+    Run { name: path.display().to_string(), machine, records, timings }
 }

@@ -1,12 +1,15 @@
 //! What the program reads from its surroundings: machine, time, variables, installed CUDA toolkits.
 
 use std::{
-    env, fs,
+    env, fs, io,
     path::{Path, PathBuf},
     thread,
     time::SystemTime,
 };
 
+use anyhow::anyhow;
+
+use super::exit::CommandError;
 use crate::{
     base::text_path,
     device::{DeviceSpec, DeviceSpecError},
@@ -19,8 +22,8 @@ use crate::{
 /// The variables that PyTorch 2.11 reads its allocator settings from; the first that is set wins.
 const PYTORCH_SETTINGS: [&str; 2] = [CONF_VARIABLE, NEW_CONF_VARIABLE];
 
-/// A new folder for a run, named by time, suites and shard. Two runs in one second get two folders.
-pub fn new_run_folder(suites: &[String], part: Option<&str>) -> PathBuf {
+/// Creates a folder for a run, named by time, suites and shard. Two runs in one second get two folders.
+pub fn new_run_folder(suites: &[String], part: Option<&str>) -> Result<PathBuf, CommandError> {
     let stamp = humantime::format_rfc3339_seconds(SystemTime::now()).to_string().replace(':', "").replace('T', "-");
     let names: Vec<String> = suites
         .iter()
@@ -28,7 +31,22 @@ pub fn new_run_folder(suites: &[String], part: Option<&str>) -> PathBuf {
         .chain(part.map(str::to_owned))
         .collect();
     let name = format!("{}-{}", stamp.trim_end_matches('Z'), names.join("-"));
-    unused_path(Path::new("results/local"), &name, "")
+    let place = Path::new("results/local");
+    new_folder(place, &name).map_err(|error| CommandError::usage(anyhow!("{}: {error}", place.display())))
+}
+
+/// Creates the first of `name`, `name-2`, `name-3` ... that does not exist in the folder. Creating it is the test, so two
+/// processes never get the same one.
+fn new_folder(place: &Path, name: &str) -> io::Result<PathBuf> {
+    fs::create_dir_all(place)?;
+    let mut names = std::iter::once(name.to_owned()).chain((2_u32..).map(|number| format!("{name}-{number}")));
+    loop {
+        let path = place.join(names.next().unwrap_or_default());
+        match fs::create_dir(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            created => return created.map(|()| path),
+        }
+    }
 }
 
 /// The first of `name`, `name-2`, `name-3` ... with this ending that does not exist in the folder.
@@ -163,12 +181,9 @@ mod tests {
     fn second_run_in_one_second_gets_its_own_folder() {
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path().join("12-quick");
-        let vacant = || unused_path(folder.path(), "12-quick", "");
-        assert_eq!(vacant(), run);
-        fs::create_dir(&run).unwrap();
-        assert_eq!(vacant(), folder.path().join("12-quick-2"));
-        fs::create_dir(folder.path().join("12-quick-2")).unwrap();
-        assert_eq!(vacant(), folder.path().join("12-quick-3"));
+        let created = || new_folder(folder.path(), "12-quick").unwrap();
+        assert_eq!([created(), created(), created()], [run, folder.path().join("12-quick-2"), folder.path().join("12-quick-3")]);
+        assert_eq!(unused_path(folder.path(), "12-quick", ""), folder.path().join("12-quick-4"));
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub const CASES_FAILED: u8 = 104;
 pub const MEMORY_GROWS: u8 = 105;
 /// `stress`: a strategy failed.
 pub const STRESS_FAILED: u8 = 106;
-/// `report`: the shards do not form one complete run.
+/// `report`, `compare`: rows are missing, or the shards do not form one complete run.
 pub const NOT_WHOLE: u8 = 107;
 /// `advise`, `leaks`: the recording does not contain enough to tell.
 pub const CANNOT_TELL: u8 = 109;
@@ -57,7 +57,7 @@ Exit codes:
   104  some cases failed: they could not be run, crashed or timed out
   105  leaks: memory grows
   106  stress: a strategy failed
-  107  report: the shards do not form one complete run
+  107  report, compare: rows are missing; report: the shards do not form one complete run
   109  advise, leaks: the recording does not contain enough to tell
   130  interrupted (Ctrl-C, SIGTERM, SIGHUP); finished cases are kept";
 

@@ -9,7 +9,7 @@ use std::{
 
 use super::exit;
 use crate::{
-    base::escaped_lines,
+    base::{escaped, escaped_lines},
     measure::{CaseRecord, Status},
     report::{Glyphs, Medium, Terminal},
 };
@@ -57,10 +57,16 @@ pub fn medium() -> Medium {
 
 /// Names the cases that could not be run, and returns the exit code.
 pub fn complain_of_failures(records: &[CaseRecord]) -> u8 {
-    let mut failed = records.iter().filter(|record| record.status == Status::Error).peekable();
-    let code = if failed.peek().is_some() { exit::CASES_FAILED } else { exit::OK };
-    for record in failed {
-        complain(&format!("failed: {}: {}", record.case_id, record.reason));
+    let failed = records.iter().filter(|record| record.status == Status::Error);
+    complain_of(failed.map(|record| (record.case_id.clone(), record.reason.clone())))
+}
+
+/// Names what could not be run, with the reasons, and returns the exit code.
+pub fn complain_of(failures: impl IntoIterator<Item = (String, String)>) -> u8 {
+    let mut code = exit::OK;
+    for (case_id, reason) in failures {
+        complain(&format!("failed: {}: {}", escaped(&case_id), escaped(&reason)));
+        code = exit::CASES_FAILED;
     }
     code
 }

@@ -1,14 +1,18 @@
 //! `oomph report`.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+};
 
 use anyhow::anyhow;
 
 use super::{
     exit::{self, CommandError, CommandResult},
-    output,
+    output, threshold,
 };
-use crate::report::{Environment, Shards, html, read_environment};
+use crate::report::{Shards, StoredRun, html};
 
 /// Makes one page from the folders of runs: charts and tables in one file that loads nothing.
 /// Merges shards into one run.
@@ -40,64 +44,73 @@ Examples:
   oomph report big-run --show training/caching               always draw this case
 
 Shards (`oomph run --partition`) are checked: every case must be there exactly once, and all shards must have the same
-schema, commit, device and settings. Otherwise the problems are listed, the exit code is 107 and no folder is written.
-Cases that failed in their shard are listed again, with exit code 104.";
+schema, commit, device, settings and content of cases. Otherwise the problems are listed, the exit code is 107 and no
+folder is written. Cases that failed in their shard are listed again, with exit code 104.
+
+Where rows of a run are missing, because it was interrupted or its files were cut, the page is written and says so, and the
+exit code is 107. A file that was changed or damaged after it was written is an error. The page replaces an older page
+only.";
 
 pub fn run(args: Args) -> CommandResult {
-    let environments = args
+    let runs = args
         .folders
         .iter()
-        .map(|folder| read_environment(folder))
+        .map(|folder| StoredRun::read(folder))
         .collect::<Result<Vec<_>, _>>()
         .map_err(CommandError::usage)?;
-    for (folder, environment) in args.folders.iter().zip(&environments) {
-        environment.schema_note(folder).iter().for_each(|note| output::complain(note));
+    for run in &runs {
+        run.environment.schema_note(&run.path).iter().for_each(|note| output::complain(note));
     }
     // One shard alone is shown like any run.
-    let is_one_page = args.folders.len() == 1 && args.output.as_deref().is_none_or(is_page);
-    if !is_one_page && args.output.as_deref().is_some_and(|place| !is_page(place)) {
-        refuse_mixture(&args.folders, &environments)?;
+    let is_one_page = runs.len() == 1 && args.output.as_deref().is_none_or(is_page);
+    let merges = !is_one_page && args.output.as_deref().is_some_and(|place| !is_page(place));
+    if merges {
+        refuse_mixture(&runs)?;
     }
-    let shards = match !is_one_page && environments.iter().all(|environment| environment.shard.is_some()) {
-        true => Some(Shards::open(&args.folders).map_err(CommandError::usage)?),
-        false => None,
-    };
-    let problems = shards.as_ref().map_or(&[][..], |shards| &shards.problems[..]);
-    for problem in problems {
+    if is_one_page || !runs.iter().all(|run| run.environment.shard.is_some()) {
+        return page_of_runs(&args, runs);
+    }
+    let shards = Shards::open(runs.clone()).map_err(CommandError::usage)?;
+    for problem in &shards.problems {
         output::complain(problem);
     }
-    let mut code = exit::OK;
-    match (&args.output, &shards) {
-        (Some(place), Some(shards)) if !is_page(place) => {
-            if problems.is_empty() {
-                merge(&args, shards, place)?;
-                code = output::complain_of_failures(&shards.records());
-            }
+    let code = match (&args.output, shards.problems.is_empty()) {
+        (Some(place), true) if merges => merge(&args, &shards, place)?,
+        (Some(_), false) if merges => exit::OK,
+        _ => {
+            write_page(&args, runs)?;
+            exit::OK
         }
-        (Some(place), None) if place.is_dir() => {
-            return Err(CommandError::usage(anyhow!(
-                "{} is a folder: name a file, such as report.html",
-                place.display()
-            )));
-        }
-        _ => write_page(&args.folders, &args.show, &page_place(&args))?,
-    }
-    if problems.is_empty() {
+    };
+    if shards.problems.is_empty() {
         return Ok(code);
     }
     output::complain("the shards do not form one complete run");
     Ok(exit::NOT_WHOLE)
 }
 
+/// The page about runs that are not merged. It is written even if rows are missing.
+fn page_of_runs(args: &Args, runs: Vec<StoredRun>) -> CommandResult {
+    let mut code = exit::OK;
+    for run in &runs {
+        for gap in run.gaps() {
+            output::complain(&format!("{}: {gap}", run.path.display()));
+            code = exit::NOT_WHOLE;
+        }
+    }
+    write_page(args, runs)?;
+    Ok(code)
+}
+
 /// Shards and whole runs can share a page, but cannot be merged.
-fn refuse_mixture(folders: &[PathBuf], environments: &[Environment]) -> Result<(), CommandError> {
-    let whole = folders.iter().zip(environments).find(|(_, environment)| environment.shard.is_none());
-    let is_mixed = environments.iter().any(|environment| environment.shard.is_some());
+fn refuse_mixture(runs: &[StoredRun]) -> Result<(), CommandError> {
+    let whole = runs.iter().find(|run| run.environment.shard.is_none());
+    let is_mixed = runs.iter().any(|run| run.environment.shard.is_some());
     match whole.filter(|_| is_mixed) {
         None => Ok(()),
-        Some((folder, _)) => Err(CommandError::usage(anyhow!(
+        Some(run) => Err(CommandError::usage(anyhow!(
             "{} is a complete run, not a shard: leave it out to merge the others, or name a page such as all.html",
-            folder.display()
+            run.path.display()
         ))),
     }
 }
@@ -114,13 +127,87 @@ fn page_place(args: &Args) -> PathBuf {
     }
 }
 
-fn merge(args: &Args, shards: &Shards, place: &Path) -> Result<(), CommandError> {
-    let cases = shards.merge(place).map_err(CommandError::usage)?;
+/// Merges the shards and returns the exit code for their cases.
+fn merge(args: &Args, shards: &Shards, place: &Path) -> CommandResult {
+    let cases = shards.merge(place, &args.show).map_err(CommandError::usage)?;
     output::say(&format!("merged: {} ({cases} cases from {} shards)", place.display(), args.folders.len()))?;
-    write_page(&[place.to_owned()], &args.show, &place.join("report.html"))
+    output::say(&format!("report: {}", place.join("report.html").display()))?;
+    let codes = [
+        output::complain_of_failures(&shards.records()),
+        threshold::complain_of_failures(&shards.thresholds()),
+        output::complain_of(shards.failed_techniques()),
+    ];
+    Ok(codes.into_iter().find(|code| *code != exit::OK).unwrap_or(exit::OK))
 }
 
-fn write_page(folders: &[PathBuf], show: &[String], place: &Path) -> Result<(), CommandError> {
-    html::write_page(folders, show, place).map_err(CommandError::usage)?;
+fn write_page(args: &Args, runs: Vec<StoredRun>) -> Result<(), CommandError> {
+    let place = page_place(args);
+    check_page_place(&place)?;
+    let runs: Vec<html::PageRun> = runs.into_iter().map(html::PageRun::from).collect();
+    html::write_page(&runs, &args.show, &place).map_err(CommandError::usage)?;
     Ok(output::say(&format!("report: {}", place.display()))?)
+}
+
+/// The page replaces an older page, never another file: neither a file of a run folder, nor anything else.
+fn check_page_place(place: &Path) -> Result<(), CommandError> {
+    let shown = place.display();
+    if place.is_dir() {
+        return Err(CommandError::usage(anyhow!("{shown} is a folder: name a file, such as report.html")));
+    }
+    let folder = place.parent().map(|parent| if parent == Path::new("") { Path::new(".") } else { parent });
+    let holds_run = |folder: &Path| folder.join("env.json").is_file();
+    let is_in_run = folder.is_some_and(|folder| {
+        holds_run(folder) || (folder.ends_with("cases") && folder.parent().is_some_and(holds_run))
+    });
+    if is_in_run && !is_page(place) {
+        return Err(CommandError::usage(anyhow!(
+            "{shown} would be in the folder of a run: name a page such as report.html"
+        )));
+    }
+    match place.is_file() && !is_html(place)? {
+        true => Err(CommandError::usage(anyhow!("{shown} already exists and is not an HTML page: choose another name"))),
+        false => Ok(()),
+    }
+}
+
+/// Whether a file is empty or begins like an HTML page.
+fn is_html(path: &Path) -> Result<bool, CommandError> {
+    let unreadable = |error| CommandError::usage(anyhow!("{}: {error}", path.display()));
+    let mut beginning = Vec::new();
+    File::open(path).and_then(|file| file.take(256).read_to_end(&mut beginning)).map_err(unreadable)?;
+    let beginning = String::from_utf8_lossy(&beginning).trim_start_matches('\u{feff}').trim_start().to_ascii_lowercase();
+    Ok(beginning.is_empty() || beginning.starts_with("<!doctype html") || beginning.starts_with("<html"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn page_replaces_only_pages() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::create_dir_all(at("run/cases")).unwrap();
+        for (name, text) in [
+            ("run/env.json", "{}"),
+            ("run/runs.csv", ""),
+            ("page.html", "\n<!DOCTYPE html><title>"),
+            ("old.htm", "<html>"),
+            ("empty", ""),
+            ("notes.html", "my notes"),
+            ("letter.txt", "dear"),
+        ] {
+            fs::write(at(name), text).unwrap();
+        }
+        for good in ["page.html", "old.htm", "empty", "new.html", "new", "run/report.html", "run/other.html"] {
+            check_page_place(&at(good)).unwrap();
+        }
+        for bad in ["run/env.json", "run/runs.csv", "run/plan.csv", "run/cases/a.json.gz", "notes.html", "letter.txt", "run"] {
+            assert!(check_page_place(&at(bad)).is_err(), "{bad}");
+        }
+        #[cfg(unix)]
+        check_page_place(Path::new("/dev/null")).unwrap();
+    }
 }

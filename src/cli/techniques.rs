@@ -23,8 +23,8 @@ use crate::{
     base::{Bytes, MemoryLimit},
     device::{Card, DeviceSpec},
     models::Recipe,
-    report::{self, RunSettings},
-    suite::{self, SuiteFile},
+    report,
+    suite::{self, CaseFingerprint, SuiteFile},
 };
 
 /// Compares memory-saving techniques on a model: how much memory each saves, what it costs in time,
@@ -116,9 +116,11 @@ pub fn run(args: Args) -> CommandResult {
     };
     let place = args.resume.as_ref().or(args.output.as_ref());
     let resumes = args.resume.is_some();
-    let folder = |place: &PathBuf| ResultFolder::of_command(place, &question.device, resumes);
-    let folder = place.map(folder).transpose()?;
     let test = TechniqueTest { question, advise_for: memory_bytes, format: args.format };
+    let mut share = RunShare::whole(&test.ids());
+    share.note_contents(|id| test.fingerprint(id));
+    let folder = |place: &PathBuf| ResultFolder::of_command(place, &test.question.device, share.plan(), resumes);
+    let folder = place.map(folder).transpose()?;
     test.run(test.ids(), folder)
 }
 
@@ -156,14 +158,14 @@ pub fn run_suite(args: &shared::Args, suite: &SuiteFile) -> CommandResult {
             suite.name
         )));
     }
-    let share = RunShare::new(args, &ids);
+    let mut share = RunShare::new(args, &ids);
     let ids = share.of(ids);
     if args.list {
         output::say(&ids.join("\n"))?;
         return Ok(exit::OK);
     }
-    let contents = args.partition.is_some().then(|| suite::contents_of_models(&test.question.models));
-    let settings = RunSettings { contents, ..args.settings(std::slice::from_ref(suite))? };
+    share.note_contents(|id| test.fingerprint(id));
+    let settings = args.settings(std::slice::from_ref(suite))?;
     let folder = share.result_folder(args, &test.question.device, settings)?;
     test.run(ids, Some(folder))
 }
@@ -184,6 +186,17 @@ impl TechniqueTest {
             self.question.techniques.iter().map(move |technique| row_id(&name, technique.id))
         };
         self.question.models.iter().flat_map(of_model).collect()
+    }
+
+    /// What a row contains: the model with its parameters, and what is asked of it.
+    fn fingerprint(&self, id: &str) -> CaseFingerprint {
+        let TechniquesQuestion { cards, confirm, link_bytes_per_second, .. } = &self.question;
+        let is_of = |model: &&Recipe| id.strip_prefix(&*model.name).is_some_and(|rest| rest.starts_with('/'));
+        let model = self.question.models.iter().find(is_of).map(Recipe::words).unwrap_or_default();
+        CaseFingerprint {
+            settings: suite::fingerprint(format!("{cards:?} {confirm:?} {link_bytes_per_second}").as_bytes()),
+            source: suite::fingerprint(model.as_bytes()),
+        }
     }
 
     /// Tries the rows `ids` that the folder does not hold yet.

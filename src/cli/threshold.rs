@@ -290,6 +290,15 @@ pub fn exit_code(details: &[ThresholdDetail]) -> u8 {
     }
 }
 
+/// Names the cases whose threshold could not be searched, and returns the exit code.
+pub fn complain_of_failures(details: &[ThresholdDetail]) -> u8 {
+    let failed = details.iter().map(|detail| &detail.record).filter(|record| record.status == ThresholdStatus::Error);
+    match output::complain_of(failed.map(|record| (record.case_id.clone(), record.reason.clone()))) {
+        exit::OK => exit_code(details),
+        code => code,
+    }
+}
+
 /// A memory in which the largest value is searched.
 struct GivenMemory {
     device: DeviceSpec,

@@ -4,10 +4,10 @@
 use super::{
     Environment, Medium, Render,
     render::{RenderRow, TextTable, maybe_bytes},
-    scenario::{groups, is_contender, title},
+    scenario::{groups, is_contender, titles},
 };
 use crate::{
-    base::{Bytes, Nanos},
+    base::{Bytes, Nanos, escaped, escaped_markdown},
     measure::{CaseRecord, Status, TimingRecord},
     replay::OomCause,
 };
@@ -32,9 +32,8 @@ impl RenderRow for CaseRecord {
     fn text(rows: &[CaseRecord], medium: Medium) -> String {
         let mut table = TextTable::new(&HEADINGS, medium);
         let groups = groups(rows);
-        for group in &groups {
+        for (group, mut heading) in groups.iter().zip(titles(&groups)) {
             let least = group.least_used();
-            let mut heading = title(&group.scenario, &groups);
             for record in &group.records {
                 let best = is_contender(record) && least.is_some() && least == record.peak_device_used_bytes;
                 table.row(row(std::mem::take(&mut heading), record, best));
@@ -100,8 +99,7 @@ pub fn waterfall(records: &[CaseRecord], medium: Medium) -> Option<String> {
     }
     let mut table = TextTable::new(&headings, medium);
     let groups = groups(records);
-    for group in &groups {
-        let mut heading = title(&group.scenario, &groups);
+    for (group, mut heading) in groups.iter().zip(titles(&groups)) {
         for record in &group.records {
             // A case that ended early held less than its trace needs.
             let (Status::Completed, Some(requested), Some(rounded), Some(reserved)) =
@@ -189,18 +187,18 @@ fn timing_row(heading: &str, record: &TimingRecord) -> [String; 7] {
 
 /// `summary.md`: the environment, the tables, and why cases did not complete.
 pub(super) fn summary(environment: &Environment, records: &[CaseRecord]) -> String {
-    let driver = environment.driver.as_ref().map_or(String::new(), |driver| format!(", driver {driver}"));
+    let driver = environment.driver.as_ref().map_or(String::new(), |driver| format!(", driver {}", escaped_markdown(driver)));
     let mut page = format!(
         "# Run\n\n- command: `{}`\n- started: {}\n- program: {} ({})\n- device: {} ({}{driver})\n- machine: {}, {}, {} \
          CPUs\n- seed: {}\n\n{}\n\n{}",
-        environment.command.join(" "),
-        environment.started,
-        environment.version,
-        environment.commit,
-        environment.device,
-        environment.device_name,
-        environment.machine,
-        environment.os,
+        escaped(&environment.command.join(" ")),
+        escaped_markdown(&environment.started),
+        escaped_markdown(&environment.version),
+        escaped_markdown(&environment.commit),
+        escaped_markdown(&environment.device),
+        escaped_markdown(&environment.device_name),
+        escaped_markdown(&environment.machine),
+        escaped_markdown(&environment.os),
         environment.cpus,
         environment.seed,
         counts(records),
@@ -231,7 +229,7 @@ fn explanations<'a>(records: impl IntoIterator<Item = &'a CaseRecord>) -> impl I
     records
         .into_iter()
         .filter(|record| record.status != Status::Completed)
-        .map(|record| format!("{}: {}", record.case_id, explanation(record)))
+        .map(|record| format!("{}: {}", escaped(&record.case_id), escaped(&explanation(record))))
 }
 
 fn explanation(record: &CaseRecord) -> String {

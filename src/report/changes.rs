@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{Medium, Render, render::TextTable};
 use crate::{
     answer::compare::{ChangeDirection, ColumnChange, Comparison, TimeChange, TimeVerdict},
-    base::{Bytes, Nanos},
+    base::{Bytes, Nanos, escaped},
 };
 
 /// More lines of one kind are counted, not shown.
@@ -39,11 +39,12 @@ impl Render for Comparison {
         }
         for (words, cases) in [("only in the old run", &self.gone), ("only in the new run", &self.added)] {
             if !cases.is_empty() {
-                let _ = writeln!(out, "{words}: {}", cases.join(", "));
+                let names: Vec<_> = cases.iter().map(|case_id| escaped(case_id)).collect();
+                let _ = writeln!(out, "{words}: {}", names.join(", "));
             }
         }
         if let Some(reason) = &self.times_left_out {
-            let _ = writeln!(out, "{reason}");
+            let _ = writeln!(out, "{}", escaped(reason));
         }
         out + &summary(self)
     }

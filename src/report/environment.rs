@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::Partition;
-use crate::measure::SCHEMA;
+use crate::{base::escaped, measure::SCHEMA};
 
 /// What a reader needs to judge a run and to repeat it. The command line fills it in.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,7 +38,7 @@ pub struct Environment {
     /// The options of the run; `None` for commands that run no suite.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settings: Option<RunSettings>,
-    /// Which part of a shared run this is; its cases are in `plan.csv`.
+    /// Which part of a shared run this is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shard: Option<Partition>,
     /// The number of shards that the run was merged from.
@@ -67,9 +67,6 @@ pub struct RunSettings {
     pub pack: bool,
     /// The strategy that ratios are given to.
     pub base: String,
-    /// A hash of everything about the cases that their ids do not contain.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub contents: Option<String>,
 }
 
 /// A property in which two runs differ.
@@ -87,7 +84,7 @@ pub struct EnvironmentDifference {
 const ENVIRONMENT_KEYS: [&str; 7] = ["schema", "version", "commit", "device", "device_name", "driver", "seed"];
 /// The options of a run that must be equal, as keys of `settings`, and their names on the command
 /// line.
-const SETTING_KEYS: [(&str, &str); 10] = [
+const SETTING_KEYS: [(&str, &str); 9] = [
     ("suites", "suites"),
     ("only", "--filter"),
     ("skip", "--skip"),
@@ -97,7 +94,6 @@ const SETTING_KEYS: [(&str, &str); 10] = [
     ("case_timeout", "--case-timeout"),
     ("pack", "--pack"),
     ("base", "base strategy"),
-    ("contents", "content of suites, workloads and trace files"),
 ];
 
 impl Environment {
@@ -107,8 +103,9 @@ impl Environment {
         let Environment { schema, version, .. } = self;
         (*schema < SCHEMA).then(|| {
             format!(
-                "note: {} has schema {schema} (oomph {version}); its columns are converted to schema {SCHEMA}",
-                folder.display()
+                "note: {} has schema {schema} (oomph {}); its columns are converted to schema {SCHEMA}",
+                folder.display(),
+                escaped(version)
             )
         })
     }

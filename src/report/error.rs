@@ -5,6 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::base::{FileText, escaped};
+
 /// A run folder that cannot be written, read or continued.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -26,11 +28,12 @@ pub enum ReportError {
     #[error("{path} holds no run: it has no env.json")]
     NoRun { path: PathBuf },
     /// The folder's run has another environment, so its rows cannot be mixed with new ones.
-    #[error("{path} cannot be resumed: its {what} is '{there}', this run's is '{here}'")]
+    #[error("{path} cannot be resumed: its {what} is '{}', this run's is '{}'", escaped(there), escaped(here))]
     OtherEnvironment { path: PathBuf, what: &'static str, here: String, there: String },
     /// The folder's run has other cases, so its rows cannot be mixed with new ones.
     #[error(
-        "{path} holds the case {case_id}, which is not part of this run; resume with the same suites, filters and limit"
+        "{path} holds the case {}, which is not part of this run; resume with the same suites, filters and limit",
+        escaped(case_id)
     )]
     OtherCases { path: PathBuf, case_id: String },
     /// The folder is a shard with another plan.
@@ -39,6 +42,34 @@ pub enum ReportError {
          same suites, filters, partition and trace files"
     )]
     OtherPlan { path: PathBuf },
+    /// A case of the folder's run has another content now, so its rows cannot be mixed with new ones.
+    #[error(
+        "{path} cannot be resumed: the content of suites, workloads or trace files has changed since it began: {what} is \
+         not what it was for the case {}; undo the change, or start a new run with --output",
+        escaped(case_id)
+    )]
+    ChangedCase { path: PathBuf, case_id: String, what: &'static str },
+    /// Another process writes into the folder.
+    #[error("{path} is being written by {owner}: wait until it ends, or choose another folder")]
+    Locked { path: PathBuf, owner: String },
+    /// The folder for a merged run is not new.
+    #[error("{path} is not empty: choose a new folder")]
+    NotEmpty { path: PathBuf },
+    /// A file has another checksum than its content.
+    #[error("{path} was changed or damaged after it was written; restore it from a copy, or start a new run")]
+    ChangedFile { path: PathBuf },
+    /// A row has another checksum than its cells.
+    #[error(
+        "{path}:{line}: the row was changed or damaged after it was written; restore the file from a copy, or delete the \
+         line and continue the run with --resume"
+    )]
+    ChangedRow { path: PathBuf, line: u64 },
+    /// The file of a case has the details of another case.
+    #[error("{path} holds the details of the case {case_id}; continue the run with --resume to write it again")]
+    OtherDetail { path: PathBuf, case_id: FileText },
+    /// The file of a case unpacks to more than any case has.
+    #[error("{path} unpacks to more than {} MiB, which is more than a case has", most_bytes >> 20)]
+    DetailTooLarge { path: PathBuf, most_bytes: u64 },
     /// The folder is not a shard.
     #[error("{path} is not a shard: its run was made without --partition")]
     NoShard { path: PathBuf },
@@ -57,14 +88,15 @@ pub enum ReportError {
     /// An older release wrote the files, and rows of two schemas cannot be in one file.
     #[error(
         "{path} {cannot}: it has schema {there}, and this release of oomph writes schema {here}. Start a new run with \
-         --output, or use the release that wrote it ({version})"
+         --output, or use the release that wrote it ({})",
+        escaped(version)
     )]
     OldSchema { path: PathBuf, cannot: &'static str, there: u32, here: u32, version: String },
     /// A row cannot be read.
-    #[error("{path}:{line}: {reason}")]
+    #[error("{path}:{line}: {}", escaped(reason))]
     Row { path: PathBuf, line: u64, reason: String },
     /// A JSON file cannot be read.
-    #[error("{path}: {source}")]
+    #[error("{path}: {}", escaped(&source.to_string()))]
     Json { path: PathBuf, source: serde_json::Error },
     /// Rows cannot be written as CSV.
     #[error(transparent)]

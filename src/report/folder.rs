@@ -1,32 +1,37 @@
 //! The folders that runs write: cases ([`RunFolder`]), claims and techniques ([`RecordFolder`]).
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     fs,
-    io::{self, Write},
+    io::{self, BufRead, Read, Write},
     path::{Path, PathBuf},
+    process,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use flate2::{Compression, read::GzDecoder, write::GzEncoder};
+use flate2::{Compression, bufread::GzDecoder, write::GzEncoder};
 
 use super::{
-    Environment, EnvironmentDifference, ReportError, cases,
+    Environment, EnvironmentDifference, PlannedCase, ReportError, ThresholdFiles, cases, checksum,
+    lock::RunLock,
+    plan,
+    render::Places,
     rows::{self, CsvRow, RowFile},
     scenario,
 };
 use crate::measure::{CaseDetail, CaseRecord, SCHEMA, TimingRecord, file_stem};
 
-/// A run's folder: `env.json`, `runs.csv`, `timings.csv`, `cases/`, and after [`finish`](RunFolder::finish)
-/// `comparison.csv` and `summary.md`.
+/// A run's folder: `env.json`, `plan.csv`, `runs.csv`, `timings.csv`, `cases/`, and after
+/// [`finish`](RunFolder::finish) `comparison.csv` and `summary.md`.
 ///
 /// Cases may be added from several threads, in any order. Every row is on disk before the next case
-/// begins on that thread, and `finish` sorts them in the suite's order.
+/// begins on that thread, and `finish` sorts them in the suite's order. Only one process at a time can have the folder.
 #[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,
     environment: Environment,
     content: Mutex<RunRows>,
+    _lock: RunLock,
 }
 
 #[derive(Debug)]
@@ -36,23 +41,49 @@ struct RunRows {
     timings: Option<RowFile<TimingRecord>>,
 }
 
-/// Creates a folder with its `env.json`. A folder that already holds a run is refused.
-pub(super) fn begin(path: &Path, environment: &Environment) -> Result<(), ReportError> {
-    let env_path = path.join("env.json");
-    if env_path.exists() || path.join("runs.csv").exists() {
-        return Err(ReportError::Occupied { path: path.to_owned() });
-    }
+/// Creates a folder with its `env.json` and `plan.csv`, and locks it. A folder that already holds a run is refused.
+pub(super) fn begin(path: &Path, environment: &Environment, plan: &[PlannedCase]) -> Result<RunLock, ReportError> {
     if path.is_file() {
         return Err(ReportError::NotAFolder { path: path.to_owned() });
     }
     fs::create_dir_all(path).map_err(ReportError::io(path))?;
-    let mut json = serde_json::to_vec_pretty(environment).map_err(ReportError::json(&env_path))?;
-    json.push(b'\n');
-    rows::save(&env_path, &json)
+    let lock = RunLock::acquire(path)?;
+    refuse_occupied(path)?;
+    // The plan comes first: a folder with an environment has its plan, even after a crash.
+    PlannedCase::write(path, plan)?;
+    let env_path = path.join("env.json");
+    rows::save(&env_path, checksum::sealed(&env_path, environment)?)?;
+    Ok(lock)
 }
 
-/// The environment of a folder, if its rows may be mixed with rows of `environment`.
-pub(super) fn check_environment(path: &Path, environment: &Environment) -> Result<Environment, ReportError> {
+/// Refuses a folder that holds a run.
+pub(super) fn refuse_occupied(path: &Path) -> Result<(), ReportError> {
+    match path.join("env.json").exists() || path.join("runs.csv").exists() {
+        true => Err(ReportError::Occupied { path: path.to_owned() }),
+        false => Ok(()),
+    }
+}
+
+/// Locks the folder of a run that continues.
+fn lock_run(path: &Path) -> Result<RunLock, ReportError> {
+    // Nothing is written into a folder that holds no run.
+    read_environment(path)?;
+    RunLock::acquire(path)
+}
+
+/// The environment of a locked folder, if its rows may be mixed with rows of `environment`. A shard must have the same
+/// plan.
+fn check_environment(
+    path: &Path,
+    environment: &Environment,
+    plan: &[PlannedCase],
+) -> Result<Environment, ReportError> {
+    if environment.shard.is_some()
+        && let Some(there) = PlannedCase::read(path)?
+        && !plan::has_same_cases(plan, &there)
+    {
+        return Err(ReportError::OtherPlan { path: path.to_owned() });
+    }
     let there = read_environment(path)?;
     refuse_old_schema(path, &there, "cannot be resumed")?;
     match environment.conflict(&there) {
@@ -60,6 +91,25 @@ pub(super) fn check_environment(path: &Path, environment: &Environment) -> Resul
             Err(ReportError::OtherEnvironment { path: path.to_owned(), what, here, there })
         }
         None => Ok(there),
+    }
+}
+
+/// The plan of a run that continues with `plan`. The cases with the ids `held` keep their rows, and all cases of a shard
+/// must be those of the other shards: they must contain what they contained when the run began.
+fn continued_plan(
+    path: &Path,
+    environment: &Environment,
+    plan: &[PlannedCase],
+    held: &HashSet<String>,
+) -> Result<Vec<PlannedCase>, ReportError> {
+    let Some(there) = PlannedCase::read(path)? else { return Ok(plan.to_vec()) };
+    let changed = plan::different_cases(plan, &there);
+    let is_kept = |case_id: &str| environment.shard.is_some() || held.contains(case_id);
+    match changed.into_iter().find(|(case_id, _)| is_kept(case_id)) {
+        Some((case_id, what)) => {
+            Err(ReportError::ChangedCase { path: path.to_owned(), case_id: case_id.to_owned(), what })
+        }
+        None => Ok(plan::grown(plan, &there)),
     }
 }
 
@@ -73,33 +123,42 @@ pub(super) fn refuse_old_schema(path: &Path, there: &Environment, cannot: &'stat
 }
 
 impl RunFolder {
-    /// Creates a folder for a new run. A folder that already holds a run is refused.
-    pub fn create(path: &Path, environment: &Environment) -> Result<RunFolder, ReportError> {
-        begin(path, environment)?;
+    /// Creates a folder for a new run of the cases of `plan`. A folder that already holds a run is refused.
+    pub fn create(path: &Path, environment: &Environment, plan: &[PlannedCase]) -> Result<RunFolder, ReportError> {
+        let lock = begin(path, environment, plan)?;
         fs::create_dir_all(path.join("cases")).map_err(ReportError::io(path))?;
-        RunFolder::with_rows(path, environment, Vec::new(), Vec::new())
+        RunFolder::with_rows(path, lock, environment, Vec::new(), Vec::new())
     }
 
-    /// Continues an interrupted run of the cases `case_ids`. Half-written rows, and rows of cases
-    /// that must run again (failed, or with unreadable files), are dropped. A run with another
-    /// environment or other cases is refused and left unchanged: its rows would not be comparable.
-    pub fn resume(path: &Path, environment: &Environment, case_ids: &[String]) -> Result<RunFolder, ReportError> {
-        let there = check_environment(path, environment)?;
+    /// Continues an interrupted run with the cases of `plan`; for a shard, `plan` also has those of other shards.
+    /// Half-written rows, and rows of cases that must run again (failed, or with unreadable files), are dropped. A run
+    /// with another environment, other cases or cases with another content is refused and left unchanged: its rows would
+    /// not be comparable.
+    pub fn resume(path: &Path, environment: &Environment, plan: &[PlannedCase]) -> Result<RunFolder, ReportError> {
+        let lock = lock_run(path)?;
+        let there = check_environment(path, environment, plan)?;
         let mut records: Vec<CaseRecord> = rows::read(&path.join("runs.csv"))?;
         let timings: Vec<TimingRecord> = rows::read(&path.join("timings.csv"))?;
-        let known: BTreeSet<&String> = case_ids.iter().collect();
+        let own = environment.shard.map(|partition| partition.shard);
+        let ours = plan.iter().filter(|case| own.is_none() || case.shard == own);
+        let known: HashSet<&String> = ours.map(|case| &case.case_id).collect();
         let held = records.iter().map(|row| &row.case_id).chain(timings.iter().map(|row| &row.case_id));
         if let Some(other) = held.into_iter().find(|case_id| !known.contains(case_id)) {
             return Err(ReportError::OtherCases { path: path.to_owned(), case_id: other.clone() });
         }
         records.retain(|record| record.status.is_final() && !is_damaged(path, &record.case_id));
+        let mut kept: HashSet<String> = records.iter().map(|record| record.case_id.clone()).collect();
+        kept.extend(ThresholdFiles::open(path)?.completed_cases());
+        let plan = continued_plan(path, environment, plan, &kept)?;
+        PlannedCase::write(path, &plan)?;
         fs::create_dir_all(path.join("cases")).map_err(ReportError::io(path))?;
-        RunFolder::with_rows(path, &there, records, timings)
+        RunFolder::with_rows(path, lock, &there, records, timings)
     }
 
     /// A folder with exactly these rows.
     pub(super) fn with_rows(
         path: &Path,
+        lock: RunLock,
         environment: &Environment,
         records: Vec<CaseRecord>,
         timings: Vec<TimingRecord>,
@@ -108,7 +167,7 @@ impl RunFolder {
         let timings = Some(timings).filter(|timings| !timings.is_empty());
         let timings = timings.map(|timings| RowFile::write(&path.join("timings.csv"), timings)).transpose()?;
         let content = Mutex::new(RunRows { runs, timings });
-        Ok(RunFolder { path: path.to_owned(), environment: environment.clone(), content })
+        Ok(RunFolder { path: path.to_owned(), environment: environment.clone(), content, _lock: lock })
     }
 
     /// Its path.
@@ -161,7 +220,7 @@ impl RunFolder {
     }
 }
 
-/// A record that has a folder of its own: `env.json`, `NAME.csv` and `NAME.md`.
+/// A record that has a folder of its own: `env.json`, `plan.csv`, `NAME.csv` and `NAME.md`.
 pub trait FolderRecord: CsvRow + Clone {
     /// The name of its files.
     const NAME: &'static str;
@@ -174,6 +233,11 @@ pub trait FolderRecord: CsvRow + Clone {
         true
     }
 
+    /// Why it could not be measured, if it could not.
+    fn failure(&self) -> Option<&str> {
+        None
+    }
+
     /// The Markdown page.
     fn page(records: &[Self]) -> String;
 }
@@ -183,33 +247,40 @@ pub trait FolderRecord: CsvRow + Clone {
 pub struct RecordFolder<T> {
     path: PathBuf,
     table: RowFile<T>,
+    ids: HashSet<String>,
+    _lock: RunLock,
 }
 
 impl<T: FolderRecord> RecordFolder<T> {
     /// A new folder, or the rest of an interrupted one. A folder that already holds a run cannot be
-    /// created; a run with another environment cannot be resumed.
-    pub fn open(path: &Path, environment: &Environment, resumes: bool) -> Result<RecordFolder<T>, ReportError> {
+    /// created; a run with another environment, or whose rows have another content, cannot be resumed.
+    pub fn open(
+        path: &Path,
+        environment: &Environment,
+        plan: &[PlannedCase],
+        resumes: bool,
+    ) -> Result<RecordFolder<T>, ReportError> {
         if !resumes {
-            begin(path, environment)?;
-            return RecordFolder::with(path, Vec::new());
+            let lock = begin(path, environment, plan)?;
+            return RecordFolder::with(path, lock, Vec::new());
         }
-        check_environment(path, environment)?;
-        let mut records: Vec<T> = RecordFolder::read(path)?;
+        let lock = lock_run(path)?;
+        check_environment(path, environment, plan)?;
+        let mut records: Vec<T> = rows::read(&Self::csv(path))?;
         records.retain(T::is_final);
-        RecordFolder::with(path, records)
+        let kept = records.iter().map(T::id).collect();
+        let plan = continued_plan(path, environment, plan, &kept)?;
+        PlannedCase::write(path, &plan)?;
+        RecordFolder::with(path, lock, records)
     }
 
     /// The folder, with exactly these rows.
-    pub(super) fn with(path: &Path, records: Vec<T>) -> Result<RecordFolder<T>, ReportError> {
-        Ok(RecordFolder { path: path.to_owned(), table: RowFile::write(&Self::csv(path), records)? })
+    pub(super) fn with(path: &Path, lock: RunLock, records: Vec<T>) -> Result<RecordFolder<T>, ReportError> {
+        let ids = records.iter().map(T::id).collect();
+        Ok(RecordFolder { path: path.to_owned(), table: RowFile::write(&Self::csv(path), records)?, ids, _lock: lock })
     }
 
-    /// The rows of a folder.
-    pub(super) fn read(path: &Path) -> Result<Vec<T>, ReportError> {
-        rows::read_any_release(&Self::csv(path))
-    }
-
-    pub(super) fn csv(path: &Path) -> PathBuf {
+    fn csv(path: &Path) -> PathBuf {
         path.join(T::NAME).with_extension("csv")
     }
 
@@ -221,63 +292,97 @@ impl<T: FolderRecord> RecordFolder<T> {
 
     /// Whether the row is there.
     pub fn has(&self, id: &str) -> bool {
-        self.table.rows.iter().any(|record| record.id() == id)
+        self.ids.contains(id)
     }
 
     /// Adds a row.
     pub fn append(&mut self, record: &T) -> Result<(), ReportError> {
-        self.table.append(record.clone())
+        self.table.append(record.clone())?;
+        self.ids.insert(record.id());
+        Ok(())
     }
 
     /// Sorts the rows by `ids`, writes the page, and returns the rows.
     pub fn finish(self, ids: &[String]) -> Result<Vec<T>, ReportError> {
         let mut records = self.table.rows;
-        records.sort_by_key(|record| ids.iter().position(|id| *id == record.id()).unwrap_or(ids.len()));
-        rows::save(&Self::csv(&self.path), rows::to_csv(&records)?)?;
+        let places = Places::of(ids.iter().map(String::as_str));
+        records.sort_by_cached_key(|record| places.get(&record.id()));
+        rows::save(&Self::csv(&self.path), rows::to_checked_csv(&records)?)?;
         rows::save(&self.path.join(T::NAME).with_extension("md"), T::page(&records))?;
         Ok(records)
     }
 }
 
+/// The files of a run that comparisons need.
+const COMPARED_FILES: [&str; 6] = ["env.json", "plan.csv", "runs.csv", "timings.csv", "thresholds.csv", "summary.md"];
+
 /// Copies the files needed for comparisons to `place`, replacing the run there. The copy is
 /// complete before it gets its name.
 pub fn copy_run(folder: &Path, place: &Path) -> Result<(), ReportError> {
-    let mut beside = place.as_os_str().to_owned();
-    beside.push(".new");
-    let beside = PathBuf::from(beside);
-    for stale in [&beside, &place.to_owned()] {
-        if stale.exists() && read_environment(stale).is_err() {
-            return Err(ReportError::NoRun { path: stale.clone() });
-        }
+    // A run that cannot be read any more may be replaced; anything else may not.
+    if place.exists() && !place.join("env.json").is_file() {
+        return Err(ReportError::NoRun { path: place.to_owned() });
     }
-    let replaced = |path: &Path| match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(ReportError::io(path)(error)),
-        _ => Ok(()),
-    };
-    replaced(&beside)?;
-    fs::create_dir_all(&beside).map_err(ReportError::io(&beside))?;
-    for name in ["env.json", "runs.csv", "timings.csv", "summary.md"] {
+    let copy = NewFolder::beside(place)?;
+    for name in COMPARED_FILES {
         let from = folder.join(name);
         if from.is_file() {
-            fs::copy(&from, beside.join(name)).map_err(ReportError::io(&from))?;
+            fs::copy(&from, copy.path.join(name)).map_err(ReportError::io(&from))?;
         }
     }
-    replaced(place)?;
-    fs::rename(&beside, place).map_err(ReportError::io(place))
+    loop {
+        match fs::remove_dir_all(place) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(ReportError::io(place)(error)),
+            _ => {}
+        }
+        match fs::rename(&copy.path, place) {
+            // Another process kept its run at this moment: the last one counts.
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
+            renamed => return renamed.map_err(ReportError::io(place)),
+        }
+    }
+}
+
+/// A folder beside the one that it becomes when it is complete. Removed if it never does.
+pub(super) struct NewFolder {
+    pub(super) path: PathBuf,
+}
+
+impl NewFolder {
+    /// Creates it. The parent of `place` is created too.
+    pub(super) fn beside(place: &Path) -> Result<NewFolder, ReportError> {
+        let name = place.file_name().unwrap_or_default().to_string_lossy();
+        let path = place.with_file_name(format!(".{name}.new-{}", process::id()));
+        // Left by a process of the same number that was killed.
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).map_err(ReportError::io(&path))?;
+        Ok(NewFolder { path })
+    }
+}
+
+impl Drop for NewFolder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.path);
+    }
 }
 
 /// The rows of a run, finished or not, in file order. Rows of an older schema are converted.
 pub fn read_records(folder: &Path) -> Result<Vec<CaseRecord>, ReportError> {
-    rows::read_any_release(&folder.join("runs.csv"))
+    Ok(rows::read_any_release(&folder.join("runs.csv"))?.rows)
 }
 
 /// The wall-clock rows of a run. Rows of an older schema are converted.
 pub fn read_timings(folder: &Path) -> Result<Vec<TimingRecord>, ReportError> {
-    rows::read_any_release(&folder.join("timings.csv"))
+    Ok(rows::read_any_release(&folder.join("timings.csv"))?.rows)
 }
 
 /// The environment of a run. A schema that cannot be read is refused.
 pub fn read_environment(folder: &Path) -> Result<Environment, ReportError> {
+    Ok(sealed_environment(folder)?.0)
+}
+
+/// The environment of a run, and whether its release writes checksums and plans.
+pub(super) fn sealed_environment(folder: &Path) -> Result<(Environment, bool), ReportError> {
     let path = folder.join("env.json");
     if !path.is_file() {
         let path = folder.to_owned();
@@ -287,10 +392,15 @@ pub fn read_environment(folder: &Path) -> Result<Environment, ReportError> {
             () => ReportError::NoFolder { path },
         });
     }
-    let text = fs::read(&path).map_err(ReportError::io(&path))?;
-    let environment: Environment = serde_json::from_slice(&text).map_err(ReportError::json(&path))?;
+    let (environment, is_sealed): (Environment, bool) = checksum::read_document(&path)?;
     rows::check_schema(folder, environment.schema)?;
-    Ok(environment)
+    Ok((environment, is_sealed))
+}
+
+/// The name of a folder.
+pub(super) fn name(path: &Path) -> String {
+    let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    whole.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
 }
 
 /// Whether a case has a detail file; published folders have none.
@@ -301,8 +411,7 @@ pub(super) fn has_detail(folder: &Path, case_id: &str) -> bool {
 /// Whether the detail file of a case is missing or unreadable. Published folders have no such files
 /// and are not damaged.
 pub(super) fn is_damaged(folder: &Path, case_id: &str) -> bool {
-    let read = |file| io::copy(&mut GzDecoder::new(io::BufReader::new(file)), &mut io::sink());
-    folder.join("cases").is_dir() && fs::File::open(detail_path(folder, case_id)).and_then(read).is_err()
+    folder.join("cases").is_dir() && read_detail(folder, case_id).is_err()
 }
 
 /// The path of the detail file of a case.
@@ -310,12 +419,30 @@ pub(super) fn detail_path(folder: &Path, case_id: &str) -> PathBuf {
     folder.join("cases").join(format!("{}.json.gz", file_stem(case_id)))
 }
 
-/// The detail of a case.
+/// A detail file unpacks to at most this many bytes, and this many times its own size: few bytes cannot take all memory.
+const LEAST_DETAIL_LIMIT: u64 = 64 << 20;
+const MOST_COMPRESSION: u64 = 64;
+
+/// The detail of a case. The file is read to its end, where gzip has its checksum.
 pub fn read_detail(folder: &Path, case_id: &str) -> Result<CaseDetail, ReportError> {
     let path = detail_path(folder, case_id);
     let file = fs::File::open(&path).map_err(ReportError::io(&path))?;
-    let text = io::BufReader::new(GzDecoder::new(file));
-    serde_json::from_reader(text).map_err(ReportError::json(&path))
+    let packed_bytes = file.metadata().map_err(ReportError::io(&path))?.len();
+    let most_bytes = LEAST_DETAIL_LIMIT.max(packed_bytes.saturating_mul(MOST_COMPRESSION));
+    let mut decoder = GzDecoder::new(io::BufReader::new(file));
+    let mut text = Vec::new();
+    decoder.by_ref().take(most_bytes + 1).read_to_end(&mut text).map_err(ReportError::io(&path))?;
+    if text.len() as u64 > most_bytes {
+        return Err(ReportError::DetailTooLarge { path, most_bytes });
+    }
+    if !decoder.get_mut().fill_buf().map_err(ReportError::io(&path))?.is_empty() {
+        return Err(ReportError::ChangedFile { path });
+    }
+    let detail: CaseDetail = serde_json::from_slice(&text).map_err(ReportError::json(&path))?;
+    match detail.case_id == case_id {
+        true => Ok(detail),
+        false => Err(ReportError::OtherDetail { path, case_id: detail.case_id.into() }),
+    }
 }
 
 /// The gzip header has no time stamp, so that the same case gives the same bytes.
@@ -359,6 +486,7 @@ mod tests {
             measure,
         },
         replay::ReplayOptions,
+        report::StoredRun,
         trace::TraceBuilder,
     };
 
@@ -385,8 +513,12 @@ mod tests {
         ["a", "b", "c"].map(|workload| case(workload).0.case_id)
     }
 
+    fn plan() -> Vec<PlannedCase> {
+        all_cases().map(|case_id| PlannedCase { case_id, ..PlannedCase::default() }).to_vec()
+    }
+
     fn write_run(folder: &Path, workloads: &[&str]) {
-        let run = RunFolder::create(folder, &environment()).unwrap();
+        let run = RunFolder::create(folder, &environment(), &plan()).unwrap();
         for workload in workloads {
             let (record, detail) = case(workload);
             run.append(&record, &detail).unwrap();
@@ -410,7 +542,9 @@ mod tests {
         write_run(other.path(), &["c", "a", "b"]);
         let written = files(one.path());
         assert_eq!(written, files(other.path()));
-        assert_eq!(written.len(), 4 + 3, "env.json, runs.csv, comparison.csv, summary.md and three cases: {written:?}");
+        let names: Vec<&str> = written.keys().filter_map(|path| path.to_str()).filter(|name| !name.contains('/')).collect();
+        assert_eq!(names, ["comparison.csv", "env.json", "plan.csv", "runs.csv", "summary.md"]);
+        assert_eq!(written.len(), 5 + 3, "and three cases: {written:?}");
     }
 
     #[test]
@@ -428,12 +562,15 @@ mod tests {
         fs::create_dir(&precious).unwrap();
         assert!(matches!(copy_run(&run, &precious), Err(ReportError::NoRun { .. })));
         assert!(precious.is_dir());
+        let names = fs::read_dir(folder.path()).unwrap().count();
+        assert_eq!(names, 4, "no temporary folder is left");
+        assert_eq!(StoredRun::read(&kept).unwrap().gaps().len(), 1, "the copy knows which rows are missing");
     }
 
     #[test]
     fn rows_are_on_disk_before_the_run_ends() {
         let folder = TempDir::new().unwrap();
-        let run = RunFolder::create(folder.path(), &environment()).unwrap();
+        let run = RunFolder::create(folder.path(), &environment(), &plan()).unwrap();
         assert_eq!(read_records(folder.path()).unwrap(), []);
         let (record, detail) = case("a");
         run.append(&record, &detail).unwrap();
@@ -445,18 +582,19 @@ mod tests {
     #[test]
     fn cut_line_is_dropped() {
         let folder = TempDir::new().unwrap();
-        let run = RunFolder::create(folder.path(), &environment()).unwrap();
+        let run = RunFolder::create(folder.path(), &environment(), &plan()).unwrap();
         for workload in ["a", "b"] {
             let (record, detail) = case(workload);
             run.append(&record, &detail).unwrap();
         }
+        drop(run);
         let runs = folder.path().join("runs.csv");
         let whole = fs::read(&runs).unwrap();
         let ends: Vec<usize> = (1..=whole.len()).filter(|&end| whole[end - 1] == b'\n').collect();
         let cuts = (0..whole.len()).step_by(97).chain(ends.iter().flat_map(|end| [end - 1, *end]));
         for cut in cuts {
             fs::write(&runs, &whole[..cut]).unwrap();
-            let resumed = RunFolder::resume(folder.path(), &environment(), &all_cases()).unwrap();
+            let resumed = RunFolder::resume(folder.path(), &environment(), &plan()).unwrap();
             let complete = ends.iter().filter(|&&end| end <= cut).count().saturating_sub(1);
             assert_eq!(resumed.completed_cases().len(), complete, "cut at {cut}");
             assert_eq!(fs::read(&runs).unwrap(), whole[..ends[complete]], "cut at {cut}");
@@ -467,14 +605,14 @@ mod tests {
     fn resumed_run_equals_uninterrupted_run() {
         let (straight, resumed) = (TempDir::new().unwrap(), TempDir::new().unwrap());
         write_run(straight.path(), &["a", "b", "c"]);
-        let run = RunFolder::create(resumed.path(), &environment()).unwrap();
+        let run = RunFolder::create(resumed.path(), &environment(), &plan()).unwrap();
         let (record, detail) = case("b");
         run.append(&record, &detail).unwrap();
         let broken = CaseRecord { status: Status::Error, ..case("c").0 };
         run.append(&broken, &CaseDetail { case_id: broken.case_id.clone(), ..CaseDetail::default() }).unwrap();
         drop(run);
 
-        let run = RunFolder::resume(resumed.path(), &environment(), &all_cases()).unwrap();
+        let run = RunFolder::resume(resumed.path(), &environment(), &plan()).unwrap();
         assert_eq!(run.completed_cases(), BTreeSet::from([record.case_id]), "a broken case runs again");
         for workload in ["c", "a"] {
             let (record, detail) = case(workload);
@@ -488,16 +626,16 @@ mod tests {
     fn other_environment_is_refused() {
         let folder = TempDir::new().unwrap();
         assert!(matches!(
-            RunFolder::resume(folder.path(), &environment(), &all_cases()),
+            RunFolder::resume(folder.path(), &environment(), &plan()),
             Err(ReportError::NoRun { .. })
         ));
-        RunFolder::create(folder.path(), &environment()).unwrap();
-        assert!(matches!(RunFolder::create(folder.path(), &environment()), Err(ReportError::Occupied { .. })));
+        RunFolder::create(folder.path(), &environment(), &plan()).unwrap();
+        assert!(matches!(RunFolder::create(folder.path(), &environment(), &plan()), Err(ReportError::Occupied { .. })));
         let elsewhere = Environment { device: "cuda:0".to_owned(), ..environment() };
-        let refusal = RunFolder::resume(folder.path(), &elsewhere, &all_cases()).unwrap_err().to_string();
+        let refusal = RunFolder::resume(folder.path(), &elsewhere, &plan()).unwrap_err().to_string();
         assert!(refusal.ends_with("its device is 'sim', this run's is 'cuda:0'"), "{refusal}");
         fs::write(folder.path().join("runs.csv"), "old,columns\n1,2\n").unwrap();
-        let refusal = RunFolder::resume(folder.path(), &environment(), &all_cases());
+        let refusal = RunFolder::resume(folder.path(), &environment(), &plan());
         assert!(matches!(refusal, Err(ReportError::OtherColumns { .. })));
     }
 
@@ -509,14 +647,103 @@ mod tests {
         let mut text = fs::read_to_string(&runs).unwrap();
         text.push_str("1,too,short\n");
         fs::write(&runs, text).unwrap();
-        let refusal = RunFolder::resume(folder.path(), &environment(), &all_cases()).unwrap_err();
+        let refusal = RunFolder::resume(folder.path(), &environment(), &plan()).unwrap_err();
         assert!(matches!(refusal, ReportError::Row { line: 3, .. }), "{refusal}");
+    }
+
+    #[test]
+    fn one_process_at_a_time_writes() {
+        let folder = TempDir::new().unwrap();
+        let run = RunFolder::create(folder.path(), &environment(), &plan()).unwrap();
+        let resumed = RunFolder::resume(folder.path(), &environment(), &plan());
+        assert!(matches!(resumed, Err(ReportError::Locked { .. })));
+        let created = RunFolder::create(folder.path(), &environment(), &plan());
+        assert!(matches!(created, Err(ReportError::Locked { .. })));
+        drop(run);
+        assert!(!folder.path().join("run.lock").exists());
+        RunFolder::resume(folder.path(), &environment(), &plan()).unwrap();
+    }
+
+    #[test]
+    fn case_with_another_content_is_not_resumed() {
+        let folder = TempDir::new().unwrap();
+        let with = |source: &str| -> Vec<PlannedCase> {
+            plan().into_iter().map(|case| PlannedCase { source_fingerprint: source.to_owned(), ..case }).collect()
+        };
+        let run = RunFolder::create(folder.path(), &environment(), &with("1")[..2]).unwrap();
+        let (record, detail) = case("a");
+        run.append(&record, &detail).unwrap();
+        drop(run);
+        let before = files(folder.path());
+        let refusal = RunFolder::resume(folder.path(), &environment(), &with("2")).unwrap_err().to_string();
+        assert!(refusal.contains("its workload or trace file is not what it was for the case"), "{refusal}");
+        assert!(refusal.contains(&record.case_id), "{refusal}");
+        assert_eq!(files(folder.path()), before);
+        // A case without a row may change, and the plan may grow.
+        let mut plan = with("2");
+        plan[0].source_fingerprint = "1".to_owned();
+        RunFolder::resume(folder.path(), &environment(), &plan).unwrap();
+        assert_eq!(PlannedCase::read(folder.path()).unwrap().unwrap(), plan);
+        let gaps = StoredRun::read(folder.path()).unwrap().gaps();
+        assert!(gaps[0].starts_with("2 of 3 cases have no row\n  "), "{gaps:?}");
+    }
+
+    #[test]
+    fn missing_rows_are_noticed() {
+        let folder = TempDir::new().unwrap();
+        write_run(folder.path(), &["a", "b", "c"]);
+        let gaps = || StoredRun::read(folder.path()).unwrap().gaps();
+        assert_eq!(gaps(), Vec::<String>::new());
+        let runs = folder.path().join("runs.csv");
+        let whole = fs::read_to_string(&runs).unwrap();
+        let lines: Vec<&str> = whole.lines().collect();
+        fs::write(&runs, format!("{}\n{}\n", lines[0], lines[3])).unwrap();
+        assert!(gaps()[0].starts_with("2 of 3 cases have no row"), "{:?}", gaps());
+        fs::write(&runs, &whole[..whole.len() - 5]).unwrap();
+        assert!(gaps()[0].contains("the end of runs.csv is missing") && gaps()[1].starts_with("1 of 3"), "{:?}", gaps());
+        fs::write(&runs, "").unwrap();
+        assert!(gaps().iter().any(|gap| gap.starts_with("3 of 3 cases have no row")), "{:?}", gaps());
+        fs::remove_file(&runs).unwrap();
+        assert!(gaps()[0].starts_with("3 of 3"), "{:?}", gaps());
+        fs::write(&runs, format!("{whole}{}\n", lines[1])).unwrap();
+        assert!(gaps()[0].starts_with("there is more than one row for 1 case"), "{:?}", gaps());
+        fs::write(&runs, &whole).unwrap();
+        fs::remove_file(folder.path().join("plan.csv")).unwrap();
+        assert!(gaps()[0].starts_with("plan.csv is missing"), "{:?}", gaps());
+    }
+
+    #[test]
+    fn damaged_details_are_noticed_and_measured_again() {
+        let folder = TempDir::new().unwrap();
+        write_run(folder.path(), &["a", "b", "c"]);
+        let (record, detail) = case("b");
+        let path = detail_path(folder.path(), &record.case_id);
+        let whole = fs::read(&path).unwrap();
+        let other = fs::read(detail_path(folder.path(), &case("a").0.case_id)).unwrap();
+        let mut wrong_checksum = whole.clone();
+        let place = whole.len() - 8;
+        wrong_checksum[place] ^= 1;
+        let packed = |text: &[u8]| {
+            let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+            encoder.write_all(text).unwrap();
+            encoder.finish().unwrap()
+        };
+        let bomb = packed(&vec![b' '; (LEAST_DETAIL_LIMIT + (1 << 20)) as usize]);
+        let damages = [wrong_checksum, [&whole[..], b"more"].concat(), packed(b"{}"), packed(b"not JSON"), other, bomb];
+        for damage in damages {
+            fs::write(&path, &damage).unwrap();
+            assert!(read_detail(folder.path(), &record.case_id).is_err());
+            let run = RunFolder::resume(folder.path(), &environment(), &plan()).unwrap();
+            assert!(!run.completed_cases().contains(&record.case_id), "it runs again");
+            run.append(&record, &detail).unwrap();
+            assert_eq!(fs::read(&path).unwrap(), whole);
+        }
     }
 
     #[test]
     fn timings_have_their_own_file() {
         let folder = TempDir::new().unwrap();
-        let run = RunFolder::create(folder.path(), &environment()).unwrap();
+        let run = RunFolder::create(folder.path(), &environment(), &plan()).unwrap();
         let timing =
             |case_id: &str| TimingRecord { schema: SCHEMA, case_id: case_id.to_owned(), ..TimingRecord::default() };
         run.append_timing(&timing("b")).unwrap();
@@ -544,7 +771,7 @@ mod tests {
             lesson: "Sometimes.".to_owned(),
             ..ClaimRecord::default()
         };
-        let open = |resumes| RecordFolder::<ClaimRecord>::open(&path, &environment(), resumes);
+        let open = |resumes| RecordFolder::<ClaimRecord>::open(&path, &environment(), &[], resumes);
         let mut files = open(false).unwrap();
         files.append(&row("second")).unwrap();
         drop(files);
@@ -571,11 +798,11 @@ mod tests {
             status,
             ..TechniqueRecord::default()
         };
-        let mut files = RecordFolder::open(&path, &environment(), false).unwrap();
+        let mut files = RecordFolder::open(&path, &environment(), &[], false).unwrap();
         files.append(&row("amp", Status::Completed)).unwrap();
         files.append(&row("ckpt", Status::Error)).unwrap();
         drop(files);
-        let mut files = RecordFolder::<TechniqueRecord>::open(&path, &environment(), true).unwrap();
+        let mut files = RecordFolder::<TechniqueRecord>::open(&path, &environment(), &[], true).unwrap();
         assert!(files.has(&row_id("gpt", "amp")) && !files.has(&row_id("gpt", "ckpt")));
         files.append(&row("base", Status::Completed)).unwrap();
         let records = files.finish(&[row_id("gpt", "base")]).unwrap();

@@ -6,24 +6,23 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    path::{Path, PathBuf},
+    path::{Display, Path},
 };
 
 use super::{
-    Environment, EnvironmentDifference, Partition, PlannedCase, RecordFolder, ReportError, RunFolder, ThresholdFiles,
-    command_line, folder, folder::FolderRecord, render::counted,
+    Environment, EnvironmentDifference, Partition, PlannedCase, RecordFolder, ReportError, RunFolder, StoredRun,
+    ThresholdFiles, command_line,
+    folder::{self, FolderRecord, NewFolder},
+    html::{self, PageRun},
+    lock::RunLock,
+    plan,
+    stored_run::named,
 };
 use crate::{
-    answer::{
-        claims::ClaimRecord,
-        techniques::TechniqueRecord,
-        threshold::{ThresholdDetail, ThresholdStatus},
-    },
-    measure::{CaseRecord, Status, TimingRecord},
+    answer::threshold::{ThresholdDetail, ThresholdStatus},
+    base::escaped,
+    measure::{CaseRecord, Status},
 };
-
-/// More cases than this are counted, not named.
-const MOST_NAMED: usize = 10;
 
 /// The folders of shards, and why they do not form one complete run.
 #[derive(Debug)]
@@ -36,60 +35,72 @@ pub struct Shards {
 /// The folder of one shard.
 #[derive(Debug)]
 struct ShardFolder {
-    path: PathBuf,
-    environment: Environment,
+    /// Its rows, without those of cases that were interrupted.
+    run: StoredRun,
     shard: Partition,
-    plan: Option<Vec<PlannedCase>>,
-    rows: ShardRows,
+    /// `thresholds.json`, which has more than the table.
+    thresholds: Vec<ThresholdDetail>,
     /// Cases whose detail files cannot be read.
     damaged: Vec<String>,
 }
 
-/// The rows of cases that were not interrupted.
-#[derive(Debug, Default)]
-struct ShardRows {
-    records: Vec<CaseRecord>,
-    timings: Vec<TimingRecord>,
-    thresholds: Vec<ThresholdDetail>,
-    techniques: Vec<TechniqueRecord>,
-    claims: Vec<ClaimRecord>,
-}
-
 impl Shards {
-    /// Reads the folders and looks for missing, duplicate and different parts. A folder that is not
-    /// a shard is refused.
-    pub fn open(paths: &[PathBuf]) -> Result<Shards, ReportError> {
-        let folders = paths.iter().map(|path| ShardFolder::read(path)).collect::<Result<Vec<_>, _>>()?;
+    /// Looks for missing, duplicate and different parts. A run that is not a shard is refused.
+    pub fn open(runs: Vec<StoredRun>) -> Result<Shards, ReportError> {
+        let folders = runs.into_iter().map(ShardFolder::of).collect::<Result<Vec<_>, _>>()?;
         let problems = problems(&folders);
         Ok(Shards { folders, problems })
     }
 
-    /// Writes the merged run into the new folder `place`, and returns the number of its cases. Shards
-    /// with problems are refused.
-    pub fn merge(&self, place: &Path) -> Result<usize, ReportError> {
+    /// Writes the merged run and its page into the new folder `place`, and returns the number of its cases. Cases whose
+    /// id contains one of `wanted` are always drawn. Shards with problems are refused. A merge that fails leaves no
+    /// folder.
+    pub fn merge(&self, place: &Path, wanted: &[String]) -> Result<usize, ReportError> {
         let (Some(first), None) = (self.folders.first(), self.problems.first()) else {
             let reason = self.problems.first().map_or("there are none", String::as_str);
             return Err(ReportError::NotWhole { reason: reason.to_owned() });
         };
         for shard in &self.folders {
-            folder::refuse_old_schema(&shard.path, &shard.environment, "cannot be merged")?;
+            folder::refuse_old_schema(&shard.run.path, &shard.run.environment, "cannot be merged")?;
         }
+        folder::refuse_occupied(place)?;
+        if place.is_file() {
+            return Err(ReportError::NotAFolder { path: place.to_owned() });
+        }
+        // An existing folder is replaced by the new one, so it must be empty.
+        if fs::read_dir(place).is_ok_and(|mut entries| entries.next().is_some()) {
+            return Err(ReportError::NotEmpty { path: place.to_owned() });
+        }
+        let place = place.canonicalize().unwrap_or_else(|_| place.to_owned());
+        let merged = NewFolder::beside(&place)?;
+        let cases = self.write(first, &merged.path)?;
+        let page = PageRun { name: folder::name(&place), ..PageRun::of_folder(&merged.path)? };
+        html::write_page(&[page], wanted, &merged.path.join("report.html"))?;
+        fs::rename(&merged.path, &place).map_err(ReportError::io(&place))?;
+        Ok(cases)
+    }
+
+    /// Writes the files of the merged run.
+    fn write(&self, first: &ShardFolder, place: &Path) -> Result<usize, ReportError> {
         let environment = self.environment(first);
         let base = environment.settings.as_ref().map_or("", |settings| settings.base.as_str());
-        let case_ids: Vec<String> = first.plan.iter().flatten().map(|case| case.case_id.clone()).collect();
-        folder::begin(place, &environment)?;
+        let whole = |case: &PlannedCase| PlannedCase { shard: None, ..case.clone() };
+        let plan: Vec<PlannedCase> = first.run.plan.iter().flatten().map(whole).collect();
+        let case_ids: Vec<String> = plan.iter().map(|case| case.case_id.clone()).collect();
+        let lock: RunLock = folder::begin(place, &environment, &plan)?;
         if self.has_file("techniques.csv") {
-            RecordFolder::with(place, self.all(|rows| &rows.techniques))?.finish(&case_ids)?;
+            RecordFolder::with(place, lock, self.all(|shard| &shard.run.techniques))?.finish(&case_ids)?;
         } else if self.has_file("claims.csv") {
-            RecordFolder::with(place, self.all(|rows| &rows.claims))?.finish(&case_ids)?;
+            RecordFolder::with(place, lock, self.all(|shard| &shard.run.claims))?.finish(&case_ids)?;
         } else {
             for folder in &self.folders {
                 folder.copy_details(place)?;
             }
-            let run = RunFolder::with_rows(place, &environment, self.records(), self.all(|rows| &rows.timings))?;
+            let timings = self.all(|shard| &shard.run.timings);
+            let run = RunFolder::with_rows(place, lock, &environment, self.records(), timings)?;
             run.finish(&case_ids, base)?;
             if self.has_file("thresholds.json") {
-                ThresholdFiles::with(place, self.all(|rows| &rows.thresholds)).finish(&case_ids)?;
+                ThresholdFiles::with(place, self.thresholds()).finish(&case_ids)?;
             }
         }
         Ok(case_ids.len())
@@ -97,81 +108,79 @@ impl Shards {
 
     /// The rows of all cases, shard by shard.
     pub fn records(&self) -> Vec<CaseRecord> {
-        self.all(|rows| &rows.records)
+        self.all(|shard| &shard.run.records)
+    }
+
+    /// The thresholds of all cases, shard by shard.
+    pub fn thresholds(&self) -> Vec<ThresholdDetail> {
+        self.all(|shard| &shard.thresholds)
+    }
+
+    /// The techniques of all shards that could not be measured, with the reasons.
+    pub fn failed_techniques(&self) -> Vec<(String, String)> {
+        let rows = self.folders.iter().flat_map(|shard| &shard.run.techniques);
+        rows.filter_map(|row| Some((row.id(), row.failure()?.to_owned()))).collect()
     }
 
     fn has_file(&self, name: &str) -> bool {
-        self.folders.iter().any(|folder| folder.path.join(name).is_file())
+        self.folders.iter().any(|folder| folder.run.path.join(name).is_file())
     }
 
-    fn all<T: Clone>(&self, of: impl Fn(&ShardRows) -> &Vec<T>) -> Vec<T> {
-        self.folders.iter().flat_map(|folder| of(&folder.rows)).cloned().collect()
+    fn all<T: Clone>(&self, of: impl Fn(&ShardFolder) -> &Vec<T>) -> Vec<T> {
+        self.folders.iter().flat_map(of).cloned().collect()
     }
 
-    /// The environment of the first folder, with the earliest start, the names of all machines, and
-    /// the command that one process would have had.
+    /// The environment of the merged run.
     fn environment(&self, first: &ShardFolder) -> Environment {
-        let all = || self.folders.iter().map(|folder| &folder.environment);
+        let all = || self.folders.iter().map(|folder| &folder.run.environment);
         let machines: BTreeSet<&str> = all().map(|run| run.machine.as_str()).collect();
-        let command = command_line::without(&first.environment.command, &command_line::OPTIONS_OF_ONE_PROCESS);
+        let own = &first.run.environment;
+        let command = command_line::without(&own.command, &command_line::OPTIONS_OF_ONE_PROCESS);
         Environment {
-            started: all().map(|run| &run.started).min().unwrap_or(&first.environment.started).clone(),
+            started: all().map(|run| &run.started).min().unwrap_or(&own.started).clone(),
             machine: machines.into_iter().collect::<Vec<_>>().join(", "),
             command: command.into_iter().map(str::to_owned).collect(),
             shard: None,
             merged_shards: Some(first.shard.shards),
-            ..first.environment.clone()
+            ..own.clone()
         }
     }
 }
 
 impl ShardFolder {
-    fn read(path: &Path) -> Result<ShardFolder, ReportError> {
-        let environment = folder::read_environment(path)?;
-        let Some(shard) = environment.shard else {
-            return Err(ReportError::NoShard { path: path.to_owned() });
+    fn of(mut run: StoredRun) -> Result<ShardFolder, ReportError> {
+        let Some(shard) = run.environment.shard else {
+            return Err(ReportError::NoShard { path: run.path });
         };
-        let rows = ShardRows::read(path)?;
-        let case_ids = rows.records.iter().map(|record| &record.case_id);
-        let damaged = case_ids.filter(|id| folder::is_damaged(path, id)).cloned().collect();
-        Ok(ShardFolder { path: path.to_owned(), environment, shard, plan: PlannedCase::read(path)?, rows, damaged })
+        run.records.retain(|row| row.status != Status::Interrupted);
+        run.thresholds.retain(|row| row.status != ThresholdStatus::Interrupted);
+        run.techniques.retain(|row| row.status != Status::Interrupted);
+        let mut thresholds = ThresholdFiles::read(&run.path)?;
+        thresholds.retain(|row| row.record.status != ThresholdStatus::Interrupted);
+        let case_ids = run.records.iter().map(|record| &record.case_id);
+        let damaged = case_ids.filter(|id| folder::read_detail(&run.path, id).is_err()).cloned().collect();
+        Ok(ShardFolder { run, shard, thresholds, damaged })
     }
 
-    /// Copies the detail files of cases, where there are any.
+    fn path(&self) -> Display<'_> {
+        self.run.path.display()
+    }
+
+    /// Copies the detail files of cases.
     fn copy_details(&self, place: &Path) -> Result<(), ReportError> {
         let cases = place.join("cases");
-        for record in &self.rows.records {
-            let from = folder::detail_path(&self.path, &record.case_id);
-            // Published folders have rows only.
-            if from.is_file() {
-                fs::create_dir_all(&cases).map_err(ReportError::io(&cases))?;
-                fs::copy(&from, folder::detail_path(place, &record.case_id)).map_err(ReportError::io(&from))?;
-            }
+        fs::create_dir_all(&cases).map_err(ReportError::io(&cases))?;
+        for record in &self.run.records {
+            let from = folder::detail_path(&self.run.path, &record.case_id);
+            fs::copy(&from, folder::detail_path(place, &record.case_id)).map_err(ReportError::io(&from))?;
         }
         Ok(())
     }
-}
 
-impl ShardRows {
-    fn read(path: &Path) -> Result<ShardRows, ReportError> {
-        let mut rows = ShardRows {
-            records: folder::read_records(path)?,
-            timings: folder::read_timings(path)?,
-            thresholds: ThresholdFiles::read(path)?,
-            techniques: RecordFolder::read(path)?,
-            claims: RecordFolder::read(path)?,
-        };
-        rows.records.retain(|row| row.status != Status::Interrupted);
-        rows.thresholds.retain(|row| row.record.status != ThresholdStatus::Interrupted);
-        rows.techniques.retain(|row| row.status != Status::Interrupted);
-        Ok(rows)
-    }
-
-    fn ids(&self) -> BTreeSet<String> {
-        let cases = self.records.iter().map(|row| row.case_id.clone());
-        let thresholds = self.thresholds.iter().map(|row| row.record.case_id.clone());
-        let techniques = self.techniques.iter().map(FolderRecord::id);
-        cases.chain(thresholds).chain(techniques).chain(self.claims.iter().map(FolderRecord::id)).collect()
+    /// Whether the table of thresholds and the document with their details have the same cases.
+    fn has_all_thresholds(&self) -> bool {
+        let table: BTreeSet<&str> = self.run.thresholds.iter().map(|row| row.case_id.as_str()).collect();
+        table == self.thresholds.iter().map(|row| row.record.case_id.as_str()).collect()
     }
 }
 
@@ -179,31 +188,45 @@ impl ShardRows {
 /// belong together.
 fn problems(folders: &[ShardFolder]) -> Vec<String> {
     let Some((first, others)) = folders.split_first() else { return Vec::new() };
-    let first_path = first.path.display();
+    let first_path = first.path();
     let mut found = Vec::new();
     for other in others {
-        for EnvironmentDifference { what, here, there } in first.environment.unlike_shards(&other.environment) {
-            let path = other.path.display();
+        for EnvironmentDifference { what, here, there } in first.run.environment.unlike_shards(&other.run.environment) {
+            let (path, here, there) = (other.path(), escaped(&here), escaped(&there));
             found.push(format!("different: {path}: its {what} is '{there}', that of {first_path} is '{here}'"));
         }
     }
     for folder in folders {
-        let path = folder.path.display();
-        if folder.plan.is_none() {
-            found.push(format!("{path}: it has no plan.csv"));
-        } else if folder.plan != first.plan {
-            found.push(format!("different: {path}: its plan.csv is not that of {first_path}"));
+        let path = folder.path();
+        match (&folder.run.plan, &first.run.plan) {
+            (None, _) => found.push(format!("{path}: it has no plan.csv")),
+            (Some(plan), Some(expected)) if !plan::has_same_cases(plan, expected) => {
+                found.push(format!("different: {path}: its plan.csv is not that of {first_path}"));
+            }
+            (Some(plan), Some(expected)) => {
+                found.extend(content_problem(plan, expected).map(|problem| {
+                    format!("different: {path}: its content of suites, workloads and trace files is not that of {first_path}: {problem}")
+                }));
+            }
+            (Some(_), None) => {}
         }
     }
     let mut known: BTreeMap<u32, &ShardFolder> = BTreeMap::new();
     for folder in folders {
         if let Some(same) = known.insert(folder.shard.shard, folder) {
-            let (one, other) = (same.path.display(), folder.path.display());
+            let (one, other) = (same.path(), folder.path());
             found.push(format!("duplicate: {one} and {other} both hold shard {}", folder.shard));
         }
     }
-    if let (true, Some(plan)) = (found.is_empty(), &first.plan) {
+    if let (true, Some(plan)) = (found.is_empty(), &first.run.plan) {
         found.extend(case_problems(&known, &first.shard, plan));
+    }
+    for folder in folders {
+        let path = folder.path();
+        found.extend(folder.run.defects.iter().map(|defect| format!("damaged: {path}: {defect}")));
+        if !folder.has_all_thresholds() {
+            found.push(format!("damaged: {path}: thresholds.csv and thresholds.json have different cases"));
+        }
     }
     found
 }
@@ -214,14 +237,14 @@ fn case_problems(folders: &BTreeMap<u32, &ShardFolder>, like: &Partition, plan: 
     let mut holders: BTreeMap<String, &ShardFolder> = BTreeMap::new();
     let planned: BTreeSet<&str> = plan.iter().map(|case| case.case_id.as_str()).collect();
     for &folder in folders.values() {
-        let path = folder.path.display();
+        let path = folder.path();
         let mut duplicates: BTreeMap<&Path, Vec<String>> = BTreeMap::new();
         let mut unplanned = Vec::new();
-        for id in folder.rows.ids() {
+        for id in folder.run.ids().into_iter().collect::<BTreeSet<_>>() {
             if !planned.contains(id.as_str()) {
                 unplanned.push(id);
             } else if let Some(holder) = holders.get(&id) {
-                duplicates.entry(holder.path.as_path()).or_default().push(id);
+                duplicates.entry(holder.run.path.as_path()).or_default().push(id);
             } else {
                 holders.insert(id, folder);
             }
@@ -236,18 +259,18 @@ fn case_problems(folders: &BTreeMap<u32, &ShardFolder>, like: &Partition, plan: 
     // A shard without cases may be missing.
     let mut missing: BTreeMap<u32, Vec<String>> = BTreeMap::new();
     for case in plan.iter().filter(|case| !holders.contains_key(&case.case_id)) {
-        missing.entry(case.shard).or_default().push(case.case_id.clone());
+        missing.entry(case.shard.unwrap_or(1)).or_default().push(case.case_id.clone());
     }
     for (shard, ids) in missing {
         found.push(match folders.get(&shard) {
             None => format!("missing: shard {}, with {}", Partition { shard, ..*like }, named(&ids)),
             Some(folder) => {
-                format!("missing: {} lacks {}\n  continue it with --resume", folder.path.display(), named(&ids))
+                format!("missing: {} lacks {}\n  continue it with --resume", folder.path(), named(&ids))
             }
         });
     }
     for folder in folders.values().filter(|folder| !folder.damaged.is_empty()) {
-        let (path, cases) = (folder.path.display(), named(&folder.damaged));
+        let (path, cases) = (folder.path(), named(&folder.damaged));
         found.push(format!(
             "damaged: {path}: the files in cases/ cannot be read for {cases}\n  copy the folder again, or continue it with \
              --resume"
@@ -256,24 +279,24 @@ fn case_problems(folders: &BTreeMap<u32, &ShardFolder>, like: &Partition, plan: 
     found
 }
 
-/// The number of cases and the first of their names.
-fn named(case_ids: &[String]) -> String {
-    let shown = case_ids.iter().take(MOST_NAMED).map(|id| format!("\n  {id}")).collect::<String>();
-    let rest = match case_ids.len().saturating_sub(MOST_NAMED) {
-        0 => String::new(),
-        rest => format!("\n  and {rest} more"),
-    };
-    format!("{}{shown}{rest}", counted(case_ids.len(), "case", "cases"))
+/// The cases that contain something else than planned, and what.
+fn content_problem(plan: &[PlannedCase], expected: &[PlannedCase]) -> Option<String> {
+    let different = plan::different_cases(plan, expected);
+    let (_, what) = different.first()?;
+    let ids: Vec<String> = different.iter().map(|(case_id, _)| (*case_id).to_owned()).collect();
+    Some(format!("{what}, of {}", named(&ids)))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use tempfile::TempDir;
 
     use super::*;
     use crate::report::PartitionRule;
     use crate::{
-        measure::{CaseDetail, CaseLabel, SCHEMA},
+        measure::{CaseDetail, CaseLabel, SCHEMA, TimingRecord},
         report::RunSettings,
     };
 
@@ -285,8 +308,11 @@ mod tests {
     }
 
     fn plan() -> Vec<PlannedCase> {
-        let case =
-            |(place, workload): (u32, &&str)| PlannedCase { case_id: record(workload).case_id, shard: place % 2 + 1 };
+        let case = |(place, workload): (u32, &&str)| PlannedCase {
+            case_id: record(workload).case_id,
+            shard: Some(place % 2 + 1),
+            ..PlannedCase::default()
+        };
         (0..).zip(&CASES).map(case).collect()
     }
 
@@ -308,8 +334,7 @@ mod tests {
     /// A folder of the shard with these rows.
     fn shard(folder: &TempDir, name: &str, environment: &Environment, rows: &[CaseRecord]) -> PathBuf {
         let path = folder.path().join(name);
-        let run = RunFolder::create(&path, environment).unwrap();
-        PlannedCase::write(&path, &plan()).unwrap();
+        let run = RunFolder::create(&path, environment, &plan()).unwrap();
         for row in rows {
             run.append_timing(&timing(&row.case_id)).unwrap();
             run.append(row, &CaseDetail { case_id: row.case_id.clone(), ..CaseDetail::default() }).unwrap();
@@ -318,7 +343,11 @@ mod tests {
     }
 
     fn problems_of(folders: &[PathBuf]) -> Vec<String> {
-        Shards::open(folders).unwrap().problems.to_vec()
+        shards(folders).problems
+    }
+
+    fn shards(folders: &[PathBuf]) -> Shards {
+        Shards::open(folders.iter().map(|folder| StoredRun::read(folder).unwrap()).collect()).unwrap()
     }
 
     #[test]
@@ -327,7 +356,7 @@ mod tests {
         let one = shard(&folder, "one", &environment(1), &["e", "a", "c"].map(record));
         let two = shard(&folder, "two", &environment(2), &["d", "b"].map(record));
         let alone = folder.path().join("alone");
-        let run = RunFolder::create(&alone, &Environment { shard: None, ..environment(1) }).unwrap();
+        let run = RunFolder::create(&alone, &Environment { shard: None, ..environment(1) }, &[]).unwrap();
         for row in CASES.map(record) {
             run.append_timing(&timing(&row.case_id)).unwrap();
             run.append(&row, &CaseDetail { case_id: row.case_id.clone(), ..CaseDetail::default() }).unwrap();
@@ -335,8 +364,8 @@ mod tests {
         run.finish(&CASES.map(|workload| record(workload).case_id), "caching").unwrap();
 
         let merged = folder.path().join("merged");
-        let shards = Shards::open(&[two, one]).unwrap();
-        assert_eq!(shards.merge(&merged).unwrap(), 5);
+        let shards = shards(&[two, one]);
+        assert_eq!(shards.merge(&merged, &[]).unwrap(), 5);
         for name in ["runs.csv", "timings.csv", "comparison.csv"] {
             assert_eq!(fs::read(merged.join(name)).unwrap(), fs::read(alone.join(name)).unwrap(), "{name}");
         }
@@ -347,7 +376,8 @@ mod tests {
         let made = folder::read_environment(&merged).unwrap();
         assert_eq!((made.shard, made.merged_shards), (None, Some(2)));
         assert_eq!((made.started.as_str(), made.machine.as_str()), ("2026-11-17T00:00:00Z", "machine 1, machine 2"));
-        assert!(matches!(shards.merge(&merged), Err(ReportError::Occupied { .. })));
+        assert!(matches!(shards.merge(&merged, &[]), Err(ReportError::Occupied { .. })));
+        assert_eq!(StoredRun::read(&merged).unwrap().gaps(), Vec::<String>::new());
     }
 
     #[test]
@@ -359,7 +389,7 @@ mod tests {
         assert_eq!(found.len(), 2, "{found:?}");
         assert!(found[0].contains("lacks 2 cases\n  /c/caching@#0\n  /e/caching@#0"), "{found:?}");
         assert!(found[1].contains("missing: shard slice:2/2, with 2 cases\n  /b/"), "{found:?}");
-        let refusal = Shards::open(&[one]).unwrap().merge(&folder.path().join("merged")).unwrap_err();
+        let refusal = shards(&[one]).merge(&folder.path().join("merged"), &[]).unwrap_err();
         assert!(matches!(refusal, ReportError::NotWhole { .. }));
         assert!(!folder.path().join("merged").exists());
     }
@@ -388,15 +418,11 @@ mod tests {
         let found = problems_of(&[one.clone(), two.clone()]);
         assert_eq!(found.len(), 1, "{found:?}");
         assert!(found[0].starts_with("damaged: ") && found[0].contains("for 2 cases\n  /c/"), "{found:?}");
-        let resumed =
-            RunFolder::resume(&one, &environment(1), &["a", "c", "e"].map(|case| record(case).case_id)).unwrap();
+        let resumed = RunFolder::resume(&one, &environment(1), &plan()).unwrap();
         assert_eq!(resumed.completed_cases(), BTreeSet::from([record("a").case_id]), "the others run again");
         fs::remove_dir_all(two.join("cases")).unwrap();
         let found = problems_of(&[two]);
-        assert!(
-            !found.iter().any(|problem| problem.starts_with("damaged")),
-            "published folders have no details: {found:?}"
-        );
+        assert!(found.iter().any(|problem| problem.starts_with("damaged: ") && problem.contains("for 2 cases")), "{found:?}");
     }
 
     #[test]
@@ -420,14 +446,54 @@ mod tests {
         let other = Environment { commit: "newer".to_owned(), ..environment(2) };
         let two = shard(&folder, "two", &other, &[]);
         PlannedCase::write(&two, &plan()[..4]).unwrap();
-        let found = problems_of(&[one, two.clone()]);
+        let found = problems_of(&[one.clone(), two.clone()]);
         assert_eq!(found.len(), 2, "{found:?}");
         assert!(found[0].contains("two: its commit is 'newer'"), "{found:?}");
         assert!(found[1].contains("its plan.csv is not that of"), "{found:?}");
+        let other_recording = PlannedCase { source_fingerprint: "2".to_owned(), ..plan()[3].clone() };
+        for (folder, case) in [(&one, PlannedCase { source_fingerprint: "1".to_owned(), ..plan()[3].clone() }), (&two, other_recording)] {
+            PlannedCase::write(folder, &[plan()[0].clone(), case]).unwrap();
+        }
+        let found = problems_of(&[one, two.clone()]);
+        assert!(found[1].ends_with("its workload or trace file, of 1 case\n  /d/caching@#0"), "{found:?}");
         fs::remove_file(two.join("plan.csv")).unwrap();
         assert!(problems_of(&[two])[0].ends_with("it has no plan.csv"));
         let whole = folder.path().join("whole");
-        RunFolder::create(&whole, &Environment { shard: None, ..environment(1) }).unwrap();
-        assert!(matches!(Shards::open(&[whole]), Err(ReportError::NoShard { .. })));
+        RunFolder::create(&whole, &Environment { shard: None, ..environment(1) }, &[]).unwrap();
+        let refusal = Shards::open(vec![StoredRun::read(&whole).unwrap()]);
+        assert!(matches!(refusal, Err(ReportError::NoShard { .. })));
+    }
+
+    #[test]
+    fn repeated_rows_of_a_shard_are_refused() {
+        let folder = TempDir::new().unwrap();
+        let one = shard(&folder, "one", &environment(1), &["a", "c", "e", "a"].map(record));
+        let two = shard(&folder, "two", &environment(2), &["b", "d"].map(record));
+        let found = problems_of(&[one, two]);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].contains("one: there is more than one row for 1 case\n  /a/"), "{found:?}");
+    }
+
+    #[test]
+    fn failed_merge_leaves_no_folder() {
+        let folder = TempDir::new().unwrap();
+        let one = shard(&folder, "one", &environment(1), &["a", "c", "e"].map(record));
+        let two = shard(&folder, "two", &environment(2), &["b", "d"].map(record));
+        let shards = shards(&[one.clone(), two]);
+        let lost = folder::detail_path(&one, &record("e").case_id);
+        let bytes = fs::read(&lost).unwrap();
+        fs::remove_file(&lost).unwrap();
+        let merged = folder.path().join("merged");
+        let entries = || fs::read_dir(folder.path()).unwrap().count();
+        let before = entries();
+        assert!(shards.merge(&merged, &[]).is_err());
+        assert_eq!(entries(), before, "nothing is left");
+        fs::write(&lost, bytes).unwrap();
+        assert_eq!(shards.merge(&merged, &[]).unwrap(), 5, "a retry works");
+        let full = folder.path().join("full");
+        fs::create_dir(&full).unwrap();
+        assert_eq!(shards.merge(&full, &[]).unwrap(), 5, "an empty folder is as good as none");
+        fs::create_dir_all(folder.path().join("other/inside")).unwrap();
+        assert!(matches!(shards.merge(&folder.path().join("other"), &[]), Err(ReportError::NotEmpty { .. })));
     }
 }

@@ -21,6 +21,7 @@ use crate::measure::fnv1a;
 /// # Ok::<(), oomph::report::PartitionError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "PartitionFields")]
 pub struct Partition {
     /// How cases are assigned to shards.
     pub rule: PartitionRule,
@@ -28,6 +29,26 @@ pub struct Partition {
     pub shard: u32,
     /// The number of shards of the run.
     pub shards: u32,
+}
+
+/// A partition as `env.json` has it.
+#[derive(Deserialize)]
+struct PartitionFields {
+    rule: PartitionRule,
+    shard: u32,
+    shards: u32,
+}
+
+impl TryFrom<PartitionFields> for Partition {
+    type Error = PartitionError;
+
+    fn try_from(PartitionFields { rule, shard, shards }: PartitionFields) -> Result<Partition, PartitionError> {
+        let partition = Partition { rule, shard, shards };
+        if shard < 1 || shard > shards {
+            return Err(PartitionError::Syntax { text: partition.to_string(), reason: OUT_OF_RANGE });
+        }
+        Ok(partition)
+    }
 }
 
 /// How cases are assigned to shards.
@@ -39,6 +60,8 @@ pub enum PartitionRule {
     /// By a hash of the id, so that a case stays in its shard whatever else is in the run.
     Hash,
 }
+
+const OUT_OF_RANGE: &str = "shards are counted from 1 to their number";
 
 /// A text or an environment that does not name a shard.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -145,10 +168,7 @@ impl FromStr for Partition {
         let (Ok(shard), Ok(shards)) = (shard.parse(), shards.parse()) else {
             return Err(refused("shards are numbers"));
         };
-        if shard < 1 || shard > shards {
-            return Err(refused("shards are counted from 1 to their number"));
-        }
-        Ok(Partition { rule, shard, shards })
+        PartitionFields { rule, shard, shards }.try_into().map_err(|_| refused(OUT_OF_RANGE))
     }
 }
 
@@ -244,6 +264,19 @@ mod tests {
         ] {
             let message = text.parse::<Partition>().unwrap_err().to_string();
             assert!(message.contains(reason) && message.contains("write slice:2/4"), "{message}");
+        }
+    }
+
+    #[test]
+    fn invalid_shards_in_files_are_refused() {
+        let read = |json| serde_json::from_str::<Partition>(json).map_err(|error| error.to_string());
+        assert_eq!(read(r#"{"rule": "slice", "shard": 2, "shards": 3}"#).unwrap().to_string(), "slice:2/3");
+        for (json, name) in [
+            (r#"{"rule": "slice", "shard": 99, "shards": 3}"#, "slice:99/3"),
+            (r#"{"rule": "hash", "shard": 0, "shards": 0}"#, "hash:0/0"),
+        ] {
+            let message = read(json).unwrap_err();
+            assert!(message.contains(name) && message.contains("counted from 1"), "{message}");
         }
     }
 

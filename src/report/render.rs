@@ -3,6 +3,8 @@
 //! Every result that a command prints implements it. The command line picks the format and writes
 //! the text; nothing here knows about `--format`.
 
+use std::collections::{HashMap, HashSet};
+
 use comfy_table::{Cell, CellAlignment, ColumnConstraint, ContentArrangement, Table, presets};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -266,13 +268,28 @@ pub(super) fn counted(count: usize, one: &str, many: &str) -> String {
 
 /// Every name once, in order of first appearance.
 pub(super) fn distinct<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
-    let mut seen = Vec::new();
-    for name in names {
-        if !seen.contains(&name) {
-            seen.push(name);
+    let mut seen = HashSet::new();
+    names.into_iter().filter(|name| seen.insert(*name)).collect()
+}
+
+/// Where names are in a list, without a search of the list per name.
+#[derive(Debug, Default)]
+pub struct Places<'a>(HashMap<&'a str, usize>);
+
+impl<'a> Places<'a> {
+    /// The places of these names; the first one of a name that is there twice.
+    pub fn of(names: impl IntoIterator<Item = &'a str>) -> Places<'a> {
+        let mut places = HashMap::new();
+        for (place, name) in names.into_iter().enumerate() {
+            places.entry(name).or_insert(place);
         }
+        Places(places)
     }
-    seen
+
+    /// The place of a name. Names that are not in the list come after all others.
+    pub fn get(&self, name: &str) -> usize {
+        self.0.get(name).copied().unwrap_or(usize::MAX)
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! CSV files that grow row by row and survive a crash, and the plan of a shared run.
+//! CSV files that grow row by row and survive a crash.
 //!
 //! Every row is written at once and ends with a line break, so a cut line can be told from a whole
-//! one.
+//! one. Its last cell is a checksum, so a changed or damaged row is noticed.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -10,9 +10,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use csv::StringRecord;
+use serde::{Serialize, de::DeserializeOwned};
 
-use super::ReportError;
+use super::{
+    ReportError,
+    checksum::{self, ROW_CHECKSUM},
+};
 use crate::{
     answer::{claims::ClaimRecord, techniques::TechniqueRecord, threshold::ThresholdRecord},
     base::write_file,
@@ -80,14 +84,14 @@ impl<T: CsvRow> RowFile<T> {
     /// Writes the file anew, with its header and these rows. A crash leaves the old file or the new
     /// one.
     pub(super) fn write(path: &Path, rows: Vec<T>) -> Result<RowFile<T>, ReportError> {
-        save(path, to_csv(&rows)?)?;
+        save(path, to_checked_csv(&rows)?)?;
         let file = OpenOptions::new().append(true).open(path).map_err(ReportError::io(path))?;
         Ok(RowFile { path: path.to_owned(), file, synced: Instant::now(), rows })
     }
 
     /// Adds a row.
     pub(super) fn append(&mut self, row: T) -> Result<(), ReportError> {
-        let line = lines([&row], false)?;
+        let line = checked_line(&header::<T>()?, &row)?;
         self.file.write_all(line.as_bytes()).and_then(|()| self.sync_rarely()).map_err(ReportError::io(&self.path))?;
         self.rows.push(row);
         Ok(())
@@ -103,38 +107,166 @@ impl<T: CsvRow> RowFile<T> {
     }
 }
 
-/// The rows of a file with the columns of [`SCHEMA`]. A last line without a line break was cut by a crash and is ignored;
-/// a missing file has no rows.
+/// The rows of a file, and whether its last line was cut.
+#[derive(Debug)]
+pub(super) struct ReadRows<T> {
+    pub(super) rows: Vec<T>,
+    /// Whether the last line has no line break, or the file has no header: a crash cut it. Such a line is left out.
+    pub(super) is_cut: bool,
+}
+
+/// The rows of a file with the columns of [`SCHEMA`], without a line that a crash cut; a missing file has no rows.
 pub(super) fn read<T: CsvRow>(path: &Path) -> Result<Vec<T>, ReportError> {
-    let bytes = contents(path)?;
-    let whole = whole_rows(&bytes);
-    if !whole.is_empty() && !whole.starts_with(header::<T>()?.as_bytes()) {
+    let Some(CsvTable { columns, records, .. }) = CsvTable::read(path)? else { return Ok(Vec::new()) };
+    let is_current = columns.is_empty() || has_columns_of::<T>(&columns)?;
+    if !is_current {
         return Err(ReportError::OtherColumns { path: path.to_owned(), schema: SCHEMA });
     }
-    deserialized(path, whole)
+    records.iter().map(|record| deserialized(path, record, &columns)).collect()
 }
 
 /// The rows of a file that another release may have written. Missing columns get their defaults and unknown ones are
 /// ignored. Rows of older schemas are converted; a newer schema is refused, because its columns may mean something else.
-pub(super) fn read_any_release<T: CsvRow>(path: &Path) -> Result<Vec<T>, ReportError> {
-    let bytes = contents(path)?;
-    let whole = whole_rows(&bytes);
+pub(super) fn read_any_release<T: CsvRow>(path: &Path) -> Result<ReadRows<T>, ReportError> {
+    let Some(CsvTable { columns, records, is_cut }) = CsvTable::read(path)? else {
+        return Ok(ReadRows { rows: Vec::new(), is_cut: false });
+    };
     let other = || ReportError::OtherColumns { path: path.to_owned(), schema: SCHEMA };
-    if whole.is_empty() {
-        return Ok(Vec::new());
+    let place = columns.iter().position(|name| name == "schema");
+    if place.is_none() && !columns.is_empty() {
+        return Err(other());
     }
-    let mut reader = csv::Reader::from_reader(whole);
-    let place = reader.headers()?.iter().position(|name| name == "schema").ok_or_else(other)?;
-    let headers = reader.headers()?.clone();
     let mut rows = Vec::new();
-    for record in reader.into_records() {
-        let record = record?;
-        let schema = record.get(place).and_then(|schema| schema.parse().ok()).ok_or_else(other)?;
+    for record in records {
+        let schema = place.and_then(|place| record.get(place)?.parse().ok()).ok_or_else(other)?;
         check_schema(path, schema)?;
-        let row: T = record.deserialize(Some(&headers)).map_err(|error| row_error(path, &error))?;
+        let row: T = deserialized(path, &record, &columns)?;
         rows.push(if schema < SCHEMA { row.upgraded() } else { row });
     }
-    Ok(rows)
+    Ok(ReadRows { rows, is_cut })
+}
+
+/// The records of a CSV file whose rows are unchanged.
+pub(super) struct CsvTable {
+    /// Empty where the header itself was cut.
+    pub(super) columns: StringRecord,
+    pub(super) records: Vec<StringRecord>,
+    /// Whether the last line, or the header, was cut.
+    pub(super) is_cut: bool,
+}
+
+impl CsvTable {
+    /// Reads a file; `None` if it does not exist. Rows with a checksum must match it. In a file without checksums, a quote
+    /// that joins rows is an error.
+    pub(super) fn read(path: &Path) -> Result<Option<CsvTable>, ReportError> {
+        let bytes = match fs::read(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            read => read.map_err(ReportError::io(path))?,
+        };
+        let extent = extent_of_rows(&bytes);
+        let refused = |line, reason: &str| ReportError::Row { path: path.to_owned(), line, reason: reason.to_owned() };
+        if let Some(line) = extent.stray_quote {
+            return Err(refused(line, STRAY_QUOTE));
+        }
+        let (whole, rest) = bytes.split_at(extent.end);
+        let mut reader = csv::Reader::from_reader(whole);
+        let columns = reader.headers().map_err(|error| row_error(path, &error, 1))?.clone();
+        let checksum = columns.iter().position(|name| name == ROW_CHECKSUM);
+        let mut records = Vec::new();
+        for record in reader.into_records() {
+            let record = record.map_err(|error| row_error(path, &error, 0))?;
+            let line = record.position().map_or(0, csv::Position::line);
+            match checksum {
+                Some(place) if !has_checksum(&columns, &record, place) => {
+                    return Err(ReportError::ChangedRow { path: path.to_owned(), line });
+                }
+                None if record.iter().any(|cell| is_several_rows(cell, columns.len())) => {
+                    return Err(refused(line, STRAY_QUOTE));
+                }
+                _ => records.push(record),
+            }
+        }
+        // A cut row cannot contain a whole one.
+        let lines = rest.split_inclusive(|&byte| byte == b'\n').skip(1).filter_map(|line| lone_record(line));
+        for line in lines.filter(|line| line.len() == columns.len()) {
+            if checksum.is_none_or(|place| has_checksum(&columns, &line, place)) {
+                return Err(refused(extent.lines + 1, STRAY_QUOTE));
+            }
+        }
+        Ok(Some(CsvTable { is_cut: !rest.is_empty() || columns.is_empty(), columns, records }))
+    }
+}
+
+const STRAY_QUOTE: &str = "a quotation mark is out of place and joins rows; the file was changed or damaged after it was written";
+
+fn has_checksum(columns: &StringRecord, record: &StringRecord, place: usize) -> bool {
+    let found = checksum::of_row(cells_beside(columns, place), cells_beside(record, place));
+    record.get(place) == Some(&*found)
+}
+
+/// All cells but the one at this place.
+fn cells_beside(record: &StringRecord, place: usize) -> impl Iterator<Item = &str> {
+    record.iter().enumerate().filter(move |(at, _)| *at != place).map(|(_, cell)| cell)
+}
+
+/// Whether a cell has as many separators as a row and a line break: a quote began it in one row and ended it in another.
+fn is_several_rows(cell: &str, columns: usize) -> bool {
+    cell.contains('\n') && cell.matches(',').count() + 1 >= columns
+}
+
+/// A line as a record of its own.
+fn lone_record(line: &[u8]) -> Option<StringRecord> {
+    csv::ReaderBuilder::new().has_headers(false).from_reader(line).into_records().next()?.ok()
+}
+
+/// Which bytes of a CSV file are whole rows.
+struct RowExtent {
+    /// The end of the last whole row.
+    end: usize,
+    /// The lines up to there.
+    lines: u64,
+    /// The line of a quote within a cell that does not begin with one, or after its closing quote. Such cells are never
+    /// written.
+    stray_quote: Option<u64>,
+}
+
+/// Finds the whole rows. A line break in quotes belongs to a text, such as an error message of several lines.
+fn extent_of_rows(bytes: &[u8]) -> RowExtent {
+    #[derive(Clone, Copy, PartialEq)]
+    enum Place {
+        CellStart,
+        InCell,
+        InQuotes,
+        AfterQuote,
+    }
+    let mut extent = RowExtent { end: 0, lines: 0, stray_quote: None };
+    let (mut place, mut lines) = (Place::CellStart, 0);
+    for (at, byte) in bytes.iter().enumerate() {
+        lines += u64::from(*byte == b'\n');
+        place = match (place, byte) {
+            (Place::CellStart, b'"') => Place::InQuotes,
+            (Place::InQuotes, b'"') => Place::AfterQuote,
+            (Place::AfterQuote, b'"') | (Place::InQuotes, _) => Place::InQuotes,
+            (_, b'\n') => {
+                (extent.end, extent.lines) = (at + 1, lines);
+                Place::CellStart
+            }
+            (_, b',') => Place::CellStart,
+            (Place::AfterQuote, b'\r') => Place::AfterQuote,
+            (Place::InCell, b'"') | (Place::AfterQuote, _) => {
+                extent.stray_quote = extent.stray_quote.or(Some(lines + 1));
+                Place::InCell
+            }
+            _ => Place::InCell,
+        };
+    }
+    extent
+}
+
+/// Whether a file has the columns that are written now, with or without checksums.
+fn has_columns_of<T: CsvRow>(columns: &StringRecord) -> Result<bool, ReportError> {
+    let current = header::<T>()?;
+    Ok(current.trim_end().split(',').eq(columns.iter().filter(|name| *name != ROW_CHECKSUM)))
 }
 
 /// Fails if files of this schema cannot be read.
@@ -145,39 +277,42 @@ pub(super) fn check_schema(path: &Path, schema: u32) -> Result<(), ReportError> 
     Err(ReportError::UnknownSchema { path: path.to_owned(), there: schema, here: SCHEMA })
 }
 
-fn contents(path: &Path) -> Result<Vec<u8>, ReportError> {
-    match fs::read(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        read => read.map_err(ReportError::io(path)),
-    }
+/// A record as a row.
+pub(super) fn deserialized<T: DeserializeOwned>(
+    path: &Path,
+    record: &StringRecord,
+    columns: &StringRecord,
+) -> Result<T, ReportError> {
+    let line = record.position().map_or(0, csv::Position::line);
+    record.deserialize(Some(columns)).map_err(|error| row_error(path, &error, line))
 }
 
-fn deserialized<T: DeserializeOwned>(path: &Path, whole: &[u8]) -> Result<Vec<T>, ReportError> {
-    csv::Reader::from_reader(whole).into_deserialize().map(|row| row.map_err(|error| row_error(path, &error))).collect()
-}
-
-fn row_error(path: &Path, error: &csv::Error) -> ReportError {
-    let line = error.position().map_or(0, csv::Position::line);
+fn row_error(path: &Path, error: &csv::Error, line: u64) -> ReportError {
+    let line = error.position().map_or(line, csv::Position::line);
     ReportError::Row { path: path.to_owned(), line, reason: error.to_string() }
-}
-
-/// The bytes up to the end of the last whole row. A line break in quotes belongs to a text, such as
-/// an error message of several lines.
-fn whole_rows(bytes: &[u8]) -> &[u8] {
-    let (mut in_quotes, mut end) = (false, 0);
-    for (place, byte) in bytes.iter().enumerate() {
-        match byte {
-            b'"' => in_quotes = !in_quotes,
-            b'\n' if !in_quotes => end = place + 1,
-            _ => {}
-        }
-    }
-    &bytes[..end]
 }
 
 /// Header and rows.
 pub fn to_csv<T: Serialize + Default>(rows: &[T]) -> Result<String, ReportError> {
     Ok(header::<T>()? + &lines(rows, false)?)
+}
+
+/// Header and rows of a file in a run folder: the last column is the checksum of the row.
+pub fn to_checked_csv<T: Serialize + Default>(rows: &[T]) -> Result<String, ReportError> {
+    let header = header::<T>()?;
+    let mut text = format!("{},{ROW_CHECKSUM}\n", header.trim_end());
+    for row in rows {
+        text.push_str(&checked_line(&header, row)?);
+    }
+    Ok(text)
+}
+
+/// A row with its checksum, under this header.
+fn checked_line(header: &str, row: &impl Serialize) -> Result<String, ReportError> {
+    let line = lines([row], false)?;
+    let record = lone_record(line.as_bytes()).unwrap_or_default();
+    let checksum = checksum::of_row(header.trim_end().split(','), record.iter());
+    Ok(format!("{},{checksum}\n", line.trim_end_matches('\n')))
 }
 
 /// Header and rows, with columns before those of the row type.
@@ -215,43 +350,10 @@ pub fn save(path: &Path, content: impl AsRef<[u8]>) -> Result<(), ReportError> {
     write_file(path, content.as_ref()).map_err(ReportError::io(path))
 }
 
-/// A row of `plan.csv`, which lists every case of a shared run, in order, and the shard that runs
-/// it. The folder of every shard has the whole plan, so that merging needs no suite and no rule.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PlannedCase {
-    /// The case.
-    pub case_id: String,
-    /// The shard that runs it, from 1.
-    pub shard: u32,
-}
-
-impl PlannedCase {
-    /// Fails if a folder has another plan; a folder without one is accepted.
-    pub fn check(folder: &Path, plan: &[PlannedCase]) -> Result<(), ReportError> {
-        match PlannedCase::read(folder)? {
-            Some(there) if there != plan => Err(ReportError::OtherPlan { path: folder.to_owned() }),
-            _ => Ok(()),
-        }
-    }
-
-    /// Writes the plan into a folder.
-    pub fn write(folder: &Path, plan: &[PlannedCase]) -> Result<(), ReportError> {
-        save(&folder.join("plan.csv"), &to_csv(plan)?)
-    }
-
-    /// The plan of a folder, if it has one.
-    pub(super) fn read(folder: &Path) -> Result<Option<Vec<PlannedCase>>, ReportError> {
-        let path = folder.join("plan.csv");
-        if !path.is_file() {
-            return Ok(None);
-        }
-        let bytes = contents(&path)?;
-        deserialized(&path, whole_rows(&bytes)).map(Some)
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use serde::Deserialize;
+
     use super::*;
 
     #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -274,7 +376,7 @@ mod tests {
         let both = [row("a"), row("b")];
         RowFile::write(&path, both.to_vec()).unwrap();
         let whole = fs::read(&path).unwrap();
-        let first_ends = to_csv(&both[..1]).unwrap().len();
+        let first_ends = to_checked_csv(&both[..1]).unwrap().len();
         for cut in 0..=whole.len() {
             fs::write(&path, &whole[..cut]).unwrap();
             let kept = usize::from(cut >= first_ends) + usize::from(cut == whole.len());
@@ -282,15 +384,83 @@ mod tests {
         }
     }
 
+    /// Two rows with checksums, and the same file without.
+    fn two_files(folder: &Path) -> [(PathBuf, String); 2] {
+        let row = |case: &str| CaseReason { case: case.to_owned(), reason: "a, \"b\"".to_owned() };
+        let rows = [row("first"), row("second"), row("third")];
+        [("checked.csv", to_checked_csv(&rows).unwrap()), ("plain.csv", to_csv(&rows).unwrap())]
+            .map(|(name, text)| (folder.join(name), text))
+    }
+
     #[test]
-    fn another_plan_is_refused() {
+    fn every_changed_byte_of_a_row_is_noticed() {
         let folder = tempfile::tempdir().unwrap();
-        let case = |case_id: &str, shard| PlannedCase { case_id: case_id.to_owned(), shard };
-        let plan = [case("a,\"b\"\nc", 1), case("d", 2)];
-        PlannedCase::check(folder.path(), &plan).unwrap();
-        PlannedCase::write(folder.path(), &plan).unwrap();
-        PlannedCase::check(folder.path(), &plan).unwrap();
-        assert_eq!(PlannedCase::read(folder.path()).unwrap().unwrap(), plan);
-        assert!(matches!(PlannedCase::check(folder.path(), &plan[..1]), Err(ReportError::OtherPlan { .. })));
+        let [(path, whole), _] = two_files(folder.path());
+        fs::write(&path, &whole).unwrap();
+        let rows = read::<CaseReason>(&path).unwrap();
+        assert_eq!(rows.len(), 3);
+        let name_of_checksum = whole.find(ROW_CHECKSUM).unwrap()..whole.find('\n').unwrap();
+        for place in 0..whole.len() {
+            for bit in 0..8 {
+                let mut bytes = whole.clone().into_bytes();
+                bytes[place] ^= 1 << bit;
+                fs::write(&path, &bytes).unwrap();
+                let table = CsvTable::read(&path);
+                let is_noticed = table.as_ref().map_or(true, |table| table.as_ref().is_some_and(|table| table.is_cut));
+                // Without the name of its column, the file is one of an older release.
+                assert!(is_noticed || name_of_checksum.contains(&place), "byte {place}, bit {bit}");
+            }
+        }
+    }
+
+    #[test]
+    fn changed_row_is_named_by_its_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let [(path, whole), _] = two_files(folder.path());
+        fs::write(&path, whole.replace("second", "secund")).unwrap();
+        let refusal = read::<CaseReason>(&path).unwrap_err();
+        assert!(matches!(refusal, ReportError::ChangedRow { line: 3, .. }), "{refusal}");
+        assert!(refusal.to_string().contains("was changed or damaged after it was written"), "{refusal}");
+    }
+
+    /// A stray quote anywhere is an error, or the rows are as before, or the last row is missing and that is said.
+    #[test]
+    fn stray_quote_never_drops_rows_silently() {
+        let folder = tempfile::tempdir().unwrap();
+        for (path, whole) in two_files(folder.path()) {
+            for place in 0..=whole.len() {
+                for quotes in ["\"", "\"\""] {
+                    let text = format!("{}{quotes}{}", &whole[..place], &whole[place..]);
+                    fs::write(&path, &text).unwrap();
+                    if let Ok(Some(CsvTable { records, is_cut, .. })) = CsvTable::read(&path) {
+                        assert_eq!(records.len() + usize::from(is_cut), 3 + usize::from(place == whole.len()), "{text}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Two quotes can join rows to one with the right number of cells.
+    #[test]
+    fn joined_rows_are_noticed_without_checksums() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.csv");
+        for text in ["case,reason\na,\"b\nc,d\ne,f\"\n", "case,reason\na,\"b\nc,\"d\n", "case,reason\na,b\"\n"] {
+            fs::write(&path, text).unwrap();
+            assert!(CsvTable::read(&path).is_err(), "{text}");
+        }
+        fs::write(&path, "case,reason\na,\"two\nlines\"\n").unwrap();
+        assert_eq!(CsvTable::read(&path).unwrap().unwrap().records.len(), 1);
+    }
+
+    #[test]
+    fn empty_file_is_a_cut_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.csv");
+        assert!(CsvTable::read(&path).unwrap().is_none());
+        for text in ["", "case,rea"] {
+            fs::write(&path, text).unwrap();
+            assert!(CsvTable::read(&path).unwrap().unwrap().is_cut);
+        }
     }
 }

@@ -1,9 +1,11 @@
 //! Cases that may be compared: same workload, device and limit, different strategies. Writes
 //! `comparison.csv`.
 
+use std::collections::HashMap;
+
 use serde::Serialize;
 
-use super::{ReportError, render::distinct, rows};
+use super::{ReportError, rows};
 use crate::{
     base::Bytes,
     measure::{CaseRecord, SCHEMA, Status, digits},
@@ -11,7 +13,7 @@ use crate::{
 
 /// Everything that must be equal before two strategies may be compared. Simulated and real devices
 /// have different names, so times of different clocks are never compared.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct CaseScenario<'a> {
     pub(super) suite: &'a str,
     pub(super) workload: &'a str,
@@ -59,45 +61,48 @@ pub(super) fn is_contender(record: &CaseRecord) -> bool {
 /// The records by scenario, both in order of first appearance.
 pub(super) fn groups(records: &[CaseRecord]) -> Vec<CaseGroup<'_>> {
     let mut groups: Vec<CaseGroup<'_>> = Vec::new();
+    let mut places: HashMap<CaseScenario<'_>, usize> = HashMap::new();
     for record in records {
         let scenario = CaseScenario::of(record);
-        match groups.iter_mut().find(|group| group.scenario == scenario) {
-            Some(group) => group.records.push(record),
-            None => groups.push(CaseGroup { scenario, records: vec![record] }),
-        }
+        let place = *places.entry(scenario).or_insert_with(|| {
+            groups.push(CaseGroup { scenario, records: Vec::new() });
+            groups.len() - 1
+        });
+        groups[place].records.push(record);
     }
     groups
 }
 
-/// The strategies in order of first appearance.
-pub(super) fn strategies(records: &[CaseRecord]) -> Vec<&str> {
-    distinct(records.iter().map(|record| record.strategy.as_str()))
-}
-
-/// The workload's name and every property in which this scenario differs from others.
-pub(super) fn title(scenario: &CaseScenario<'_>, all: &[CaseGroup<'_>]) -> String {
-    let differs = |differs: fn(&CaseScenario<'_>, &CaseScenario<'_>) -> bool| {
-        all.iter().any(|group| differs(&group.scenario, scenario))
+/// One title per group: the workload's name and every property in which the groups differ.
+pub(super) fn titles(groups: &[CaseGroup<'_>]) -> Vec<String> {
+    let differ = |differ: fn(&CaseScenario<'_>, &CaseScenario<'_>) -> bool| {
+        groups.windows(2).any(|pair| differ(&pair[0].scenario, &pair[1].scenario))
     };
-    let mut title = scenario.workload.to_owned();
-    if differs(|a, b| a.suite != b.suite) {
-        title = format!("{}/{title}", scenario.suite);
-    }
-    if differs(|a, b| a.device != b.device) {
-        title.push_str(&format!(" @{}", scenario.device));
-    }
-    if let Some(limit) = scenario.limit_bytes
-        && differs(|a, b| a.limit_bytes != b.limit_bytes)
-    {
-        title.push_str(&format!(" <= {}", Bytes(limit)));
-    }
-    if differs(|a, b| a.seed != b.seed) {
-        title.push_str(&format!(" #{}", scenario.seed));
-    }
-    if differs(|a, b| a.repeat != b.repeat) {
-        title.push_str(&format!(" x{}", scenario.repeat));
-    }
-    title
+    let suites = differ(|a, b| a.suite != b.suite);
+    let devices = differ(|a, b| a.device != b.device);
+    let limits = differ(|a, b| a.limit_bytes != b.limit_bytes);
+    let seeds = differ(|a, b| a.seed != b.seed);
+    let repeats = differ(|a, b| a.repeat != b.repeat);
+    let title = |CaseGroup { scenario, .. }: &CaseGroup<'_>| {
+        let mut title = scenario.workload.to_owned();
+        if suites {
+            title = format!("{}/{title}", scenario.suite);
+        }
+        if devices {
+            title.push_str(&format!(" @{}", scenario.device));
+        }
+        if let (Some(limit), true) = (scenario.limit_bytes, limits) {
+            title.push_str(&format!(" <= {}", Bytes(limit)));
+        }
+        if seeds {
+            title.push_str(&format!(" #{}", scenario.seed));
+        }
+        if repeats {
+            title.push_str(&format!(" x{}", scenario.repeat));
+        }
+        title
+    };
+    groups.iter().map(title).collect()
 }
 
 /// One row of `comparison.csv`: a case, and its figures as ratios to those of the base strategy.
@@ -210,13 +215,9 @@ mod tests {
     #[test]
     fn title_names_differences_only() {
         let mut records = vec![record("v", "a", 1), record("w", "a", 1)];
-        let titles = |records: &[CaseRecord]| {
-            let all = groups(records);
-            all.iter().map(|group| title(&group.scenario, &all)).collect::<Vec<_>>()
-        };
-        assert_eq!(titles(&records), ["v", "w"]);
+        assert_eq!(titles(&groups(&records)), ["v", "w"]);
         records[1] = CaseRecord { limit_bytes: Some(1 << 30), seed: 4, ..record("v", "a", 1) };
-        assert_eq!(titles(&records), ["v #0", "v <= 1.00 GiB #4"]);
+        assert_eq!(titles(&groups(&records)), ["v #0", "v <= 1.00 GiB #4"]);
     }
 
     fn compared(strategy: &str, status: Status, reserved: u64) -> CaseRecord {

@@ -77,6 +77,10 @@ impl FolderRecord for TechniqueRecord {
         self.status.is_final()
     }
 
+    fn failure(&self) -> Option<&str> {
+        (self.status == Status::Error).then_some(self.reason.as_str())
+    }
+
     /// One section per model, with published figures beside measured ones.
     fn page(records: &[TechniqueRecord]) -> String {
         let mut page = "# Memory-saving techniques, measured\n".to_owned();

@@ -10,9 +10,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    Medium, Render, ReportError,
+    Medium, Render, ReportError, checksum,
     plot::bars,
-    render::{TextTable, in_mebibytes, maybe_bytes},
+    render::{Places, TextTable, in_mebibytes, maybe_bytes},
     rows,
 };
 use crate::{
@@ -257,8 +257,7 @@ impl ThresholdFiles {
         if !path.is_file() {
             return Ok(Vec::new());
         }
-        let text = fs::read(&path).map_err(ReportError::io(&path))?;
-        let document: ThresholdDocument = serde_json::from_slice(&text).map_err(ReportError::json(&path))?;
+        let (document, _): (ThresholdDocument, bool) = checksum::read_document(&path)?;
         Ok(document.rows)
     }
 
@@ -275,7 +274,8 @@ impl ThresholdFiles {
 
     /// Sorts the rows by `case_ids`, adds their table to `summary.md` and returns them.
     pub fn finish(mut self, case_ids: &[String]) -> Result<Vec<ThresholdDetail>, ReportError> {
-        self.details.sort_by_key(|detail| case_ids.iter().position(|id| *id == detail.record.case_id));
+        let places = Places::of(case_ids.iter().map(String::as_str));
+        self.details.sort_by_key(|detail| places.get(&detail.record.case_id));
         self.write()?;
         let path = self.folder.join("summary.md");
         let page = fs::read_to_string(&path).map_err(ReportError::io(&path))?;
@@ -284,8 +284,10 @@ impl ThresholdFiles {
     }
 
     fn write(&self) -> Result<(), ReportError> {
-        rows::save(&self.folder.join("thresholds.json"), format!("{:#}\n", self.details.json()))?;
-        rows::save(&self.folder.join("thresholds.csv"), &self.details.csv()?)
+        let path = self.folder.join("thresholds.json");
+        rows::save(&path, checksum::sealed(&path, &self.details.json())?)?;
+        let records: Vec<ThresholdRecord> = self.details.iter().map(|detail| detail.record.clone()).collect();
+        rows::save(&self.folder.join("thresholds.csv"), rows::to_checked_csv(&records)?)
     }
 }
 

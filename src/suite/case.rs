@@ -2,9 +2,10 @@
 //! a suite unfolds into cases, how cases are chosen, and how a list of cases is identified.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeSet, HashMap},
     fs,
-    path::PathBuf,
+    io::{self, Read},
+    path::{Path, PathBuf},
     sync::{Arc, atomic::AtomicBool},
 };
 
@@ -12,7 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
 use super::{
     CaseTimeout, NameSelection, SourceSpec, SuiteError, SuiteFile, SuiteGroup,
-    case_names::{case_content, names_of_files, tell_apart},
+    case_names::{names_of_files, tell_apart},
     source::{CaseSource, files_of_pattern, is_path, no_trace_file},
 };
 use crate::{
@@ -21,7 +22,7 @@ use crate::{
     measure::{CaseLabel, fnv1a},
     models::{Recipe, WorkloadError, recipe_names},
     plugin,
-    replay::{OnOutOfMemory, Pace, Replay, ReplayOptions},
+    replay::{OnOutOfMemory, Pace, Replay, ReplayOptions, verify::Companion},
     strategy::{STRATEGIES, StrategySpec},
     trace::{Source, Trace},
 };
@@ -279,35 +280,60 @@ impl SuiteFile {
     }
 }
 
-/// A fingerprint of the settings of cases, the text of their recipes and the length of their trace
-/// files. An id names a case but does not determine it: another machine may have another recipe or
-/// recording of the same name. Shards with different fingerprints do not form one run. The bytes of
-/// trace files are not read, because a recording may have gigabytes.
-pub fn contents(cases: &[Case]) -> String {
-    let mut sources: BTreeMap<&str, String> = BTreeMap::new();
-    let mut text = String::new();
+/// What a case contains, as two hashes. An id names a case but does not determine it: another machine, or the same one on
+/// another day, may have another suite, recipe or recording of the same name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CaseFingerprint {
+    /// A hash of its settings. A time-out does not change the row of a case that ends in time, so it is not part of them.
+    pub settings: String,
+    /// A hash of its recipe, or of all bytes of its trace file.
+    pub source: String,
+}
+
+/// The fingerprints of cases, in order. Every trace file is read once.
+pub fn fingerprints(cases: &[Case]) -> Vec<CaseFingerprint> {
+    let mut sources: HashMap<&str, String> = HashMap::new();
+    let fingerprint = |case: &'_ Case, source: &String| CaseFingerprint {
+        settings: fingerprint(json!(case).to_string().as_bytes()),
+        source: source.clone(),
+    };
+    let mut all = Vec::with_capacity(cases.len());
     for case in cases {
-        sources.entry(&case.origin.name).or_insert_with(|| source_fingerprint(case));
-        text.push_str(&format!("{}\n", case_content(case)));
+        let source = sources.entry(&case.origin.name).or_insert_with(|| source_fingerprint(&case.origin));
+        all.push(fingerprint(case, source));
     }
-    for (name, source) in sources {
-        text.push_str(&format!("{name}: {source}\n"));
-    }
-    format!("{:016x}", fnv1a(text.as_bytes()))
+    all
 }
 
-/// The fingerprint of a suite whose cases are models.
-pub fn contents_of_models(models: &[Recipe]) -> String {
-    let text: String = models.iter().map(|model| model.words() + "\n").collect();
-    format!("{:016x}", fnv1a(text.as_bytes()))
+/// A hash for `plan.csv`.
+pub fn fingerprint(bytes: &[u8]) -> String {
+    format!("{:016x}", fnv1a(bytes))
 }
 
-/// The content of a case's source. Empty if it cannot be opened; the case itself reports the error.
-fn source_fingerprint(case: &Case) -> String {
-    match case.origin.recipe() {
-        Ok(Some(recipe)) => recipe.words(),
-        _ => fs::metadata(case.origin.path()).map(|file| format!("{} bytes", file.len())).unwrap_or_default(),
+/// The fingerprint of a source. Empty if it cannot be read; the case itself reports the error.
+fn source_fingerprint(origin: &SourceSpec) -> String {
+    match origin.recipe() {
+        Ok(Some(recipe)) => fingerprint(recipe.words().as_bytes()),
+        Ok(None) => file_fingerprint(&origin.path()).unwrap_or_default(),
+        Err(_) => String::new(),
     }
+}
+
+/// A hash of the bytes of a trace file and of its row in the table beside it, which says under which limit it was recorded.
+fn file_fingerprint(path: &Path) -> io::Result<String> {
+    let (mut file, mut checksum) = (fs::File::open(path)?, flate2::Crc::new());
+    let (mut buffer, mut bytes) = (vec![0; 1 << 16], 0_u64);
+    loop {
+        match file.read(&mut buffer)? {
+            0 => break,
+            count => {
+                checksum.update(&buffer[..count]);
+                bytes += count as u64;
+            }
+        }
+    }
+    let beside = Companion::beside(path).ok().flatten();
+    Ok(fingerprint(format!("{bytes} {:08x} {beside:?}", checksum.sum()).as_bytes()))
 }
 
 /// Chooses cases by their id.
@@ -363,18 +389,19 @@ mod tests {
     use super::*;
     use crate::suite::test_case;
 
+    fn of(case: Case) -> CaseFingerprint {
+        fingerprints(&[case]).remove(0)
+    }
+
     #[test]
     fn fingerprint_depends_on_settings() {
         let case = || test_case("checkerboard", "caching");
-        let known = contents(&[case()]);
-        assert_eq!(contents(&[case()]), known);
-        let skipping = Case { on_out_of_memory: OnOutOfMemory::Skip, ..case() };
-        let hurried = Case { timeout: Some("1s".parse().unwrap()), ..case() };
-        for others in
-            [vec![], vec![skipping], vec![hurried], vec![case(), case()], vec![test_case("random", "caching")]]
-        {
-            assert_ne!(contents(&others), known);
-        }
+        let known = of(case());
+        assert_eq!(of(case()), known);
+        assert_eq!(of(Case { timeout: Some("1s".parse().unwrap()), ..case() }), known, "a time-out changes no row");
+        let skipping = of(Case { on_out_of_memory: OnOutOfMemory::Skip, ..case() });
+        assert!(skipping.settings != known.settings && skipping.source == known.source);
+        assert_ne!(of(test_case("random", "caching")).source, known.source);
     }
 
     #[test]
@@ -384,13 +411,15 @@ mod tests {
             let path = folder.path().join(file);
             fs::write(&path, text).unwrap();
             let origin = SourceSpec { name: path.display().to_string(), ..SourceSpec::default() };
-            contents(&[Case { origin, ..test_case("random", "caching") }])
+            of(Case { origin, ..test_case("random", "caching") }).source
         };
         let recipe = |rest: &str| format!("generator = 'checkerboard'\npurpose = 'Mine.'\norigin = 'here'\n{rest}");
         let plain = with("mine.toml", &recipe(""));
         assert_ne!(with("mine.toml", &recipe("set = { rounds = 2 }\n")), plain);
         assert_eq!(with("mine.toml", &recipe("# a note\n")), plain);
-        assert_ne!(with("mine.oomph", "oomph-trace 1\n"), with("mine.oomph", "oomph-trace 1\n\n"));
+        let trace = with("mine.oomph", "oomph-trace 1\nalloc 1 512\n");
+        assert_eq!(with("mine.oomph", "oomph-trace 1\nalloc 1 512\n"), trace);
+        assert_ne!(with("mine.oomph", "oomph-trace 1\nalloc 1 513\n"), trace, "the same length is not enough");
     }
 
     fn takes(only: &[&str], skip: &[&str], exact: bool, id: &str) -> bool {

@@ -14,7 +14,7 @@ mod run;
 mod source;
 pub mod worker;
 
-pub use case::{Case, CaseFilter, CaseSettings, contents, contents_of_models};
+pub use case::{Case, CaseFilter, CaseFingerprint, CaseSettings, fingerprint, fingerprints};
 pub use deadline::{CaseDeadline, StoppableSource};
 pub use file::{AllWord, CaseTimeout, CaseTimeoutError, NameSelection, SuiteFile, SuiteGroup, SuiteKind};
 pub use in_process::{InProcess, compare};

@@ -1,6 +1,7 @@
 //! Runs the binary as a user does, for all tests that drive it from outside.
 
 use std::{
+    fs,
     path::Path,
     process::{Child, Command, Output},
     thread,
@@ -82,6 +83,32 @@ pub fn end_within(limit: Duration, mut child: Child) -> Output {
         thread::sleep(Duration::from_millis(5));
     }
     child.wait_with_output().unwrap()
+}
+
+/// Rewrites a run folder as a release without checksums and plans would have written it, so that a test can change it.
+pub fn remove_checksums(folder: &Path) {
+    let environment = folder.join("env.json");
+    let mut document: serde_json::Value = serde_json::from_slice(&fs::read(&environment).unwrap()).unwrap();
+    document.as_object_mut().unwrap().remove("crc32");
+    fs::write(&environment, format!("{document:#}\n")).unwrap();
+    fs::remove_file(folder.join("plan.csv")).unwrap();
+    for name in ["runs.csv", "timings.csv"] {
+        let path = folder.join(name);
+        if path.is_file() {
+            fs::write(&path, table_without_checksums(&path)).unwrap();
+        }
+    }
+}
+
+/// A table of a run folder without its column of checksums.
+pub fn table_without_checksums(path: &Path) -> String {
+    let mut reader = csv::ReaderBuilder::new().has_headers(false).from_path(path).unwrap();
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    for (place, row) in reader.records().map(Result::unwrap).enumerate() {
+        assert!(place > 0 || &row[row.len() - 1] == "row_crc32", "{row:?}");
+        writer.write_record(row.iter().take(row.len() - 1)).unwrap();
+    }
+    String::from_utf8(writer.into_inner().unwrap()).unwrap()
 }
 
 /// Runs it, checks the exit code, and returns standard output and standard error.

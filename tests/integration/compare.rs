@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::command::run;
+use crate::command::{remove_checksums, run};
 use tempfile::TempDir;
 
 const CASES: [&str; 4] = ["run", "quick", "--filter", "quick/checkerboard/"];
@@ -42,6 +42,7 @@ fn one_more_byte_is_a_regression() {
     let (out, _) = run(&folder, &["compare", "old", "new"], 0);
     assert!(out.contains("cases compared: all deterministic columns are equal"), "{out}");
 
+    remove_checksums(&folder.path().join("new"));
     set_cell(&folder, "new/runs.csv", "peak_reserved_bytes", |value| (value.parse::<u64>().unwrap() + 1).to_string());
     let (out, _) = run(&folder, &["compare", "old", "new"], 102);
     assert!(out.contains("worse:") && out.contains("peak_reserved_bytes"), "{out}");
@@ -60,6 +61,7 @@ fn runs_that_mean_different_things_are_refused() {
     let folder = TempDir::new().unwrap();
     run_cases(&folder, &["--output", "old"], 0);
     run_cases(&folder, &["--output", "new"], 0);
+    remove_checksums(&folder.path().join("new"));
     edit(&folder, "new/runs.csv", ",virtual,", ",wall,");
     let (_, err) = run(&folder, &["compare", "old", "new"], 2);
     assert!(err.contains("old ran on a simulated clock and new on a real one"), "{err}");
@@ -83,6 +85,7 @@ fn baseline_is_saved_and_compared_by_name() {
     assert!(err.contains("kept as baseline"), "{err}");
     let (_, err) = run_cases(&folder, &["--output", "second", "--baseline", "main", "--save-baseline", "main"], 0);
     assert!(err.contains("all deterministic columns are equal"), "{err}");
+    remove_checksums(&folder.path().join("results/local/baselines/main"));
     edit(&folder, "results/local/baselines/main/runs.csv", ",completed,", ",error,");
     let (_, err) = run_cases(&folder, &["--output", "third", "--baseline", "main"], 0);
     assert!(err.contains("better"), "{err}");
@@ -98,6 +101,7 @@ fn times_are_compared_by_their_passes() {
     run(&folder, &["run", "timed.toml", "--output", "new"], 0);
     // Real times are too noisy for a test, so the passes are written by hand.
     for (run, times) in [("old", [100, 101, 102, 103, 104]), ("new", [200, 201, 202, 203, 204])] {
+        remove_checksums(&folder.path().join(run));
         let file = format!("{run}/timings.csv");
         set_cell(&folder, &file, "pass_median_ns", |_| times[2].to_string());
         set_cell(&folder, &file, "pass_ns", |passes| {

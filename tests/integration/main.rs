@@ -37,6 +37,7 @@ mod recordings;
 mod report;
 mod report_browser;
 mod resnet_truth;
+mod run_folders;
 mod schema;
 mod strategies;
 mod stress;

@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use tempfile::TempDir;
 
-use crate::command::run;
+use crate::command::{remove_checksums, run};
 
 /// The columns of `runs.csv` that had other names in schema 1.
 const OLD_NAMES: [(&str, &str); 8] = [
@@ -20,6 +20,7 @@ const OLD_NAMES: [(&str, &str); 8] = [
 
 /// Rewrites the files of a run as schema 1 had them.
 fn as_schema_1(folder: &Path) {
+    remove_checksums(folder);
     let environment = fs::read_to_string(folder.join("env.json")).unwrap();
     fs::write(folder.join("env.json"), environment.replace("\"schema\": 2", "\"schema\": 1")).unwrap();
     let path = folder.join("runs.csv");

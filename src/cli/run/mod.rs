@@ -3,7 +3,7 @@
 pub mod shared;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashMap},
     path::PathBuf,
     sync::atomic::{AtomicBool, Ordering},
 };
@@ -24,8 +24,8 @@ use crate::{
     device::{DeviceFleet, DeviceSpec},
     measure::{CaseRecord, Status},
     models::Recipe,
-    report::{self, ReportError, RunFolder, RunSettings, html},
-    suite::{self, Case, CaseOutcome, CaseProgress, CaseRunner, CaseSettings, SuiteFile, SuiteKind, WithNeeds},
+    report::{self, ReportError, RunFolder, html},
+    suite::{self, Case, CaseFingerprint, CaseOutcome, CaseProgress, CaseRunner, CaseSettings, SuiteFile, SuiteKind, WithNeeds},
     trace,
 };
 
@@ -37,6 +37,8 @@ struct PreparedRun {
     ids: Vec<String>,
     share: RunShare,
     folder: RunFolder,
+    /// What it is compared with.
+    baseline: Option<compare::Baseline>,
     /// Where the run is kept as a baseline.
     kept: Option<PathBuf>,
 }
@@ -101,8 +103,8 @@ fn load(name: &str) -> Result<SuiteFile, CommandError> {
 
 /// Selects the cases and opens the folder; `None` if the cases were only listed.
 fn prepare(args: &Args, suites: &[SuiteFile]) -> Result<Option<PreparedRun>, CommandError> {
-    // A wrong name must not cost a run.
-    args.baseline.as_deref().map(compare::folder).transpose()?;
+    // A wrong name or a damaged file must not cost a run.
+    let baseline = args.baseline.as_deref().map(compare::Baseline::read).transpose()?;
     let kept = args.save_baseline.as_deref().map(compare::baseline_folder).transpose()?;
     let fleet = match suites.iter().find(|suite| suite.kind == SuiteKind::Threshold) {
         Some(suite) => args.one_device(suite)?.into(),
@@ -110,25 +112,28 @@ fn prepare(args: &Args, suites: &[SuiteFile]) -> Result<Option<PreparedRun>, Com
     };
     let device = fleet.any();
     let mut cases = select(args, suites, &device)?;
-    let contents = args.partition.is_some().then(|| suite::contents(&cases));
     let all_ids: Vec<String> = cases.iter().map(|case| case.label.case_id()).collect();
-    let share = RunShare::new(args, &all_ids);
-    cases.retain(|case| share.has(&case.label.case_id()));
-    let ids = share.of(all_ids);
+    let mut share = RunShare::new(args, &all_ids);
     if args.list {
-        output::say(&ids.join("\n"))?;
+        output::say(&share.of(all_ids).join("\n"))?;
         return Ok(None);
     }
     args.workers.check()?;
     args.exports.check()?;
+    let ids = all_ids.iter().map(String::as_str);
+    let contents: HashMap<&str, CaseFingerprint> = ids.zip(suite::fingerprints(&cases)).collect();
+    share.note_contents(|case_id| contents.get(case_id).cloned().unwrap_or_default());
+    cases.retain(|case| share.has(&case.label.case_id()));
+    let ids = share.of(all_ids);
     let environment = environment::describe(&device, args.seed.unwrap_or(suites[0].seeds[0]))?;
-    let environment = share.in_environment(environment, RunSettings { contents, ..args.settings(suites)? });
-    let place = share.place(args);
-    let folder = share.open(args, &place, || match args.resume {
-        Some(_) => RunFolder::resume(&place, &environment, &ids),
-        None => RunFolder::create(&place, &environment),
-    })?;
-    Ok(Some(PreparedRun { fleet, cases, ids, share, folder, kept }))
+    let environment = share.in_environment(environment, args.settings(suites)?);
+    let place = share.place(args)?;
+    let folder = match args.resume {
+        Some(_) => RunFolder::resume(&place, &environment, share.plan()),
+        None => RunFolder::create(&place, &environment, share.plan()),
+    };
+    let folder = folder.map_err(CommandError::usage)?;
+    Ok(Some(PreparedRun { fleet, cases, ids, share, folder, baseline, kept }))
 }
 
 /// The cases of all suites that pass the filters.
@@ -276,8 +281,8 @@ fn conclude(args: &Args, run: &PreparedRun, records: &[CaseRecord], details: &[T
         exit::OK => threshold::exit_code(details),
         failed => failed,
     };
-    let regressions = match &args.baseline {
-        Some(baseline) => compare::with_baseline(baseline, folder, &args.tolerance)?,
+    let regressions = match &run.baseline {
+        Some(baseline) => baseline.compare(folder, &args.tolerance)?,
         None => exit::OK,
     };
     if let Some(place) = &run.kept {

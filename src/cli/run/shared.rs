@@ -2,7 +2,7 @@
 //! process takes, and collecting rows in a folder.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashSet},
     env,
     path::{Path, PathBuf},
     sync::{
@@ -25,11 +25,12 @@ use crate::{
     },
     device::DeviceSpec,
     report::{
-        Environment, FolderRecord, Partition, PartitionError, PlannedCase, RecordFolder, ReportError, RunSettings,
+        Environment, FolderRecord, Partition, PartitionError, Places, PlannedCase, RecordFolder, ReportError,
+        RunSettings,
         command_line::{self, OPTIONS_OF_ONE_PROCESS},
         html,
     },
-    suite::{self, CaseFilter, SuiteFile},
+    suite::{self, CaseFilter, CaseFingerprint, SuiteFile},
 };
 
 /// Runs suites case by case: progress while it works, one table at the end, and a folder with the
@@ -119,7 +120,6 @@ impl Args {
             case_timeout: self.workers.case_timeout.map(|timeout| timeout.to_string()),
             pack: self.needs.pack,
             base: suites.first().map_or_else(String::new, |suite| suite.base.clone()),
-            contents: None,
         })
     }
 
@@ -134,31 +134,51 @@ fn parse_partition(text: &str) -> Result<Partition, PartitionError> {
     if text == "slurm" { Partition::of_array_task(|name| env::var(name).ok()) } else { text.parse() }
 }
 
-/// The cases of a run that this process takes: all, or those of its shard.
+/// The plan of a run, and the cases of it that this process takes: all, or those of its shard.
 pub struct RunShare {
-    shard: Option<PlannedShard>,
-}
-
-/// A shard, its cases, and the plan for all shards.
-struct PlannedShard {
-    partition: Partition,
+    partition: Option<Partition>,
+    /// All cases of the run.
     plan: Vec<PlannedCase>,
+    own: HashSet<String>,
 }
 
 impl RunShare {
+    /// All cases, in one process.
+    pub fn whole(case_ids: &[String]) -> RunShare {
+        RunShare::new(&Args::default(), case_ids)
+    }
+
     /// Distributes the cases of the whole run.
     pub fn new(args: &Args, case_ids: &[String]) -> RunShare {
-        let Some(partition) = args.partition else { return RunShare { shard: None } };
-        let dealt = partition.deal(case_ids.iter().map(String::as_str)).into_iter();
-        let plan = dealt.map(|(id, shard)| PlannedCase { case_id: id.to_owned(), shard }).collect();
-        RunShare { shard: Some(PlannedShard { partition, plan }) }
+        let planned = |case_id: &str, shard| PlannedCase { case_id: case_id.to_owned(), shard, ..PlannedCase::default() };
+        let plan: Vec<PlannedCase> = match args.partition {
+            None => case_ids.iter().map(|id| planned(id, None)).collect(),
+            Some(partition) => {
+                let dealt = partition.deal(case_ids.iter().map(String::as_str));
+                dealt.into_iter().map(|(id, shard)| planned(id, Some(shard))).collect()
+            }
+        };
+        let shard = args.partition.map(|partition| partition.shard);
+        let own = plan.iter().filter(|case| case.shard == shard).map(|case| case.case_id.clone()).collect();
+        RunShare { partition: args.partition, plan, own }
+    }
+
+    /// Notes what the cases contain; `fingerprint` is asked once per case.
+    pub fn note_contents(&mut self, fingerprint: impl Fn(&str) -> CaseFingerprint) {
+        for case in &mut self.plan {
+            let CaseFingerprint { settings, source } = fingerprint(&case.case_id);
+            (case.settings_fingerprint, case.source_fingerprint) = (settings, source);
+        }
+    }
+
+    /// All cases of the run.
+    pub fn plan(&self) -> &[PlannedCase] {
+        &self.plan
     }
 
     /// Whether the case runs here.
     pub fn has(&self, case_id: &str) -> bool {
-        self.shard.as_ref().is_none_or(|PlannedShard { partition, plan }| {
-            plan.iter().any(|case| case.shard == partition.shard && case.case_id == case_id)
-        })
+        self.own.contains(case_id)
     }
 
     /// The cases that run here.
@@ -168,38 +188,19 @@ impl RunShare {
 
     /// The environment with the shard and the settings.
     pub fn in_environment(&self, environment: Environment, settings: RunSettings) -> Environment {
-        let shard = self.shard.as_ref().map(|shard| shard.partition);
-        Environment { shard, settings: Some(settings), ..environment }
+        Environment { shard: self.partition, settings: Some(settings), ..environment }
     }
 
     /// The folder that the command line names, or a new one whose name has the shard.
-    pub fn place(&self, args: &Args) -> PathBuf {
-        let part = self.shard.as_ref().map(|PlannedShard { partition, .. }| {
+    pub fn place(&self, args: &Args) -> Result<PathBuf, CommandError> {
+        let part = self.partition.map(|partition| {
             let digits = partition.shards.to_string().len();
             format!("{:0digits$}-of-{}", partition.shard, partition.shards)
         });
-        let new = || environment::new_run_folder(&args.suite_names(), part.as_deref());
-        args.resume.clone().or_else(|| args.output.clone()).unwrap_or_else(new)
-    }
-
-    /// Creates or resumes the folder of this run, and writes the plan into it. A shard with another
-    /// plan is refused.
-    pub fn open<T>(
-        &self,
-        args: &Args,
-        place: &Path,
-        open: impl FnOnce() -> Result<T, ReportError>,
-    ) -> Result<T, CommandError> {
-        let with_plan = || {
-            let Some(shard) = &self.shard else { return open() };
-            if args.resume.is_some() {
-                PlannedCase::check(place, &shard.plan)?;
-            }
-            let opened = open()?;
-            PlannedCase::write(place, &shard.plan)?;
-            Ok(opened)
-        };
-        with_plan().map_err(CommandError::usage)
+        match args.resume.as_ref().or(args.output.as_ref()) {
+            Some(place) => Ok(place.clone()),
+            None => environment::new_run_folder(&args.suite_names(), part.as_deref()),
+        }
     }
 
     /// The folder for the records of a suite with its own table.
@@ -210,8 +211,9 @@ impl RunShare {
         settings: RunSettings,
     ) -> Result<ResultFolder<T>, CommandError> {
         let environment = self.in_environment(environment::describe(device, 0)?, settings);
-        let place = self.place(args);
-        let records = self.open(args, &place, || RecordFolder::open(&place, &environment, args.resume.is_some()))?;
+        let place = self.place(args)?;
+        let records = RecordFolder::open(&place, &environment, &self.plan, args.resume.is_some());
+        let records = records.map_err(CommandError::usage)?;
         let resume_command = self.resume_command(&place);
         Ok(ResultFolder { place, records, resume_command })
     }
@@ -219,7 +221,7 @@ impl RunShare {
     /// The command that continues this run in a folder.
     pub fn resume_command(&self, place: &Path) -> String {
         let words: Vec<String> = environment::arguments().collect();
-        continued(&words, self.shard.as_ref().map(|shard| &shard.partition), place)
+        continued(&words, self.partition.as_ref(), place)
     }
 }
 
@@ -245,10 +247,15 @@ pub struct ResultFolder<T> {
 }
 
 impl<T: FolderRecord> ResultFolder<T> {
-    /// The folder of `oomph COMMAND --output DIR` or `--resume DIR`.
-    pub fn of_command(place: &Path, device: &DeviceSpec, resumes: bool) -> Result<Self, CommandError> {
+    /// The folder of `oomph COMMAND --output DIR` or `--resume DIR`, for rows with these ids.
+    pub fn of_command(
+        place: &Path,
+        device: &DeviceSpec,
+        plan: &[PlannedCase],
+        resumes: bool,
+    ) -> Result<Self, CommandError> {
         let environment = environment::describe(device, 0)?;
-        let records = RecordFolder::open(place, &environment, resumes).map_err(CommandError::usage)?;
+        let records = RecordFolder::open(place, &environment, plan, resumes).map_err(CommandError::usage)?;
         let words: Vec<String> = environment::arguments().collect();
         let resume_command = continued(&words, None, place);
         Ok(ResultFolder { place: place.to_owned(), records, resume_command })
@@ -312,7 +319,8 @@ impl<T: FolderRecord> RecordCollector<T> {
     ) -> Result<u8, CommandError> {
         self.bar.finish_and_clear();
         self.written?;
-        records.sort_by_key(|record| self.ids.iter().position(|id| *id == record.id()));
+        let places = Places::of(self.ids.iter().map(String::as_str));
+        records.sort_by_cached_key(|record| places.get(&record.id()));
         let mut hint = String::new();
         let mut place = None;
         if let Some(folder) = self.folder {
@@ -326,7 +334,8 @@ impl<T: FolderRecord> RecordCollector<T> {
             print_place(&place, &page, format)?;
         }
         if records.len() >= self.ids.len() || !self.stop.load(Ordering::Relaxed) {
-            return Ok(exit::OK);
+            let failed = records.iter().filter_map(|record| Some((record.id(), record.failure()?.to_owned())));
+            return Ok(output::complain_of(failed));
         }
         output::complain(&format!("interrupted after {} of {} rows{hint}", records.len(), self.ids.len()));
         Ok(exit::INTERRUPTED)
@@ -336,7 +345,7 @@ impl<T: FolderRecord> RecordCollector<T> {
 /// Writes the page of a run into its folder.
 pub fn write_page(folder: &Path) -> Result<PathBuf, CommandError> {
     let place = folder.join("report.html");
-    html::write_page(&[folder.to_owned()], &[], &place)?;
+    html::write_page(&[html::PageRun::of_folder(folder)?], &[], &place)?;
     Ok(place)
 }
 

@@ -1,6 +1,6 @@
 //! The sections of thresholds, techniques and claims.
 
-use std::fmt::Write as _;
+use std::{collections::HashMap, fmt::Write as _};
 
 use super::{
     super::{
@@ -25,12 +25,14 @@ pub(super) fn thresholds(context: &PageContext<'_>) -> Option<PageSection> {
         return None;
     }
     // Bars are scaled to the largest of the workload.
-    let whole = |row: &ThresholdRecord| {
-        let of_workload = rows.iter().filter(|other| other.workload == row.workload);
-        of_workload.filter_map(|row| row.needed_bytes).max().unwrap_or(0)
-    };
+    let mut whole: HashMap<&str, u64> = HashMap::new();
+    for row in &rows {
+        let longest = whole.entry(&row.workload).or_default();
+        *longest = row.needed_bytes.unwrap_or(0).max(*longest);
+    }
     let bar = |row: &ThresholdRecord| {
-        Cell::html(threshold_bar(row, whole(row)), row.needed_bytes.unwrap_or(0)).with_class("wide")
+        let whole = whole.get(row.workload.as_str()).copied().unwrap_or(0);
+        Cell::html(threshold_bar(row, whole), row.needed_bytes.unwrap_or(0)).with_class("wide")
     };
     let stable = |row: &ThresholdRecord| row.stable.map_or("", |stable| if stable { "yes" } else { "no" });
     let table = HtmlTable::of(&rows)

@@ -3,12 +3,13 @@
 
 use std::{borrow::Cow, fmt::Write as _};
 
-use crate::base::{Bytes, Nanos};
+use crate::base::{Bytes, Nanos, escaped_lines};
 
-/// Text that cannot end an element, attribute or script.
+/// Text that cannot end an element, attribute or script, and has no invisible characters.
 pub(super) fn escape(text: &str) -> Cow<'_, str> {
+    let text = escaped_lines(text);
     if !text.contains(['&', '<', '>', '"', '\'']) {
-        return Cow::Borrowed(text);
+        return text;
     }
     let mut out = String::with_capacity(text.len() + 16);
     for character in text.chars() {

@@ -49,9 +49,12 @@ fn waterfall(context: &PageContext<'_>) -> Option<String> {
     }
     let length = |record: &CaseRecord| parts(record).iter().map(|part| part.bytes).sum::<u64>();
     // Bars are scaled to the longest of the workload.
-    let whole = |title: &str| rows.iter().filter(|row| row.title == title).map(|row| length(row.record)).max();
+    let mut whole = vec![0; context.groups.len()];
+    for row in &rows {
+        whole[row.group] = length(row.record).max(whole[row.group]);
+    }
     let bar = |row: &CaseRow<'_>| {
-        let bar = stacked(&parts(row.record), whole(&row.title).unwrap_or(0));
+        let bar = stacked(&parts(row.record), whole[row.group]);
         let used = row.record.peak_device_used_bytes;
         Cell::html(bar, used.map_or_else(String::new, |bytes| bytes.to_string())).with_class("wide")
     };

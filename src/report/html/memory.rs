@@ -1,6 +1,10 @@
 //! Memory over time: one chart per workload, and one row per case.
 
-use std::{borrow::Cow, collections::BTreeSet, fmt::Write as _};
+use std::{
+    borrow::Cow,
+    collections::{BTreeSet, HashMap},
+    fmt::Write as _,
+};
 
 use super::{
     super::scenario::{CaseGroup, is_contender},
@@ -138,20 +142,22 @@ fn as_table(context: &PageContext<'_>, group: &CaseGroup<'_>, title: &str) -> St
 /// Every case, with the least memory of its workload marked.
 fn results(context: &PageContext<'_>, sparks: &[(String, Vec<u64>)]) -> String {
     let rows: Vec<CaseRow<'_>> = context.rows().collect();
-    let group = |row: &CaseRow<'_>| context.titled().find(|(_, title)| *title == row.title).map(|(group, _)| group);
+    let least: Vec<Option<u64>> = context.groups.iter().map(CaseGroup::least_used).collect();
+    let lines: HashMap<&str, &Vec<u64>> = sparks.iter().map(|(id, line)| (id.as_str(), line)).collect();
+    let spark = |record: &CaseRecord| lines.get(record.case_id.as_str()).copied();
+    let highest_of = |group: &CaseGroup<'_>| {
+        let highest = group.records.iter().filter_map(|record| spark(record)?.iter().copied().max()).max();
+        highest.unwrap_or(0)
+    };
+    let highest: Vec<u64> = context.groups.iter().map(highest_of).collect();
     let used = |row: &CaseRow<'_>| {
-        let least = group(row).and_then(CaseGroup::least_used);
+        let least = least[row.group];
         let used = row.record.peak_device_used_bytes;
         let is_best = is_contender(row.record) && least.is_some() && least == used;
         Cell::bytes(used).with_class(if is_best { "number best" } else { "number" })
     };
-    let spark = |record: &CaseRecord| sparks.iter().find(|(id, _)| *id == record.case_id).map(|(_, line)| line);
-    let highest = |row: &CaseRow<'_>| {
-        let records = group(row).into_iter().flat_map(|group| &group.records);
-        records.filter_map(|record| spark(record)?.iter().copied().max()).max().unwrap_or(0)
-    };
     let line = |row: &CaseRow<'_>| {
-        let line = spark(row.record).map_or_else(String::new, |line| spark_line(line, highest(row)));
+        let line = spark(row.record).map_or_else(String::new, |line| spark_line(line, highest[row.group]));
         Cell::html(line, "")
     };
     // Cases that did not run have no figures.

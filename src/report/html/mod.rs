@@ -15,11 +15,7 @@ mod overview;
 mod page_context;
 mod speed;
 
-use std::{
-    collections::BTreeSet,
-    fmt::Write as _,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeSet, fmt::Write as _, path::Path};
 
 pub use page_context::{DetailStore, PageRun};
 
@@ -91,10 +87,9 @@ pub fn page(runs: &[PageRun], wanted: &[String]) -> Result<String, ReportError> 
     assemble(runs, &sections, &chart_data)
 }
 
-/// Writes the page about the runs in `folders` to `path`, whole or not at all.
-pub fn write_page(folders: &[PathBuf], wanted: &[String], path: &Path) -> Result<(), ReportError> {
-    let runs = folders.iter().map(|folder| PageRun::of_folder(folder)).collect::<Result<Vec<_>, _>>()?;
-    rows::save(path, page(&runs, wanted)?.as_bytes())
+/// Writes the page about these runs to `path`, whole or not at all.
+pub fn write_page(runs: &[PageRun], wanted: &[String], path: &Path) -> Result<(), ReportError> {
+    rows::save(path, page(runs, wanted)?.as_bytes())
 }
 
 /// What is drawn, collected group by group: only the details of one group are in memory.

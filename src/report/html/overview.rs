@@ -1,6 +1,6 @@
 //! The first section: the least memory, losses, OOMs and speed; and the last one: the environment.
 
-use std::fmt::Write as _;
+use std::{collections::HashMap, fmt::Write as _};
 
 use super::{
     super::{command_line, render::counted, techniques::changed_numerics},
@@ -21,7 +21,7 @@ const MUCH_SLOWER: f64 = 3.0;
 
 /// The section, for the data that the runs have.
 pub(super) fn overview(context: &PageContext<'_>) -> PageSection {
-    let mut cards = Vec::new();
+    let mut cards: Vec<Card> = incomplete(context).into_iter().collect();
     if !context.groups.is_empty() {
         cards.extend([least_memory(context), lost(context), ran_out(context), fast(context)].into_iter().flatten());
     }
@@ -39,6 +39,14 @@ pub(super) fn overview(context: &PageContext<'_>) -> PageSection {
         );
     }
     PageSection { id: "overview", subject: "Overview", finding: headline(context), body }
+}
+
+/// What is missing in the files of the runs.
+fn incomplete(context: &PageContext<'_>) -> Option<Card> {
+    let gaps = context.runs.runs.iter().flat_map(|run| run.gaps.iter().map(move |gap| (run, gap)));
+    let lines: String =
+        gaps.map(|(run, gap)| format!("<li>{}: {}</li>", escape(&run.name), escape(gap).replace('\n', "<br>"))).collect();
+    (!lines.is_empty()).then(|| ("What is missing?", format!("<ul class=\"oom\">{lines}</ul>")))
 }
 
 /// The page in one sentence.
@@ -61,11 +69,13 @@ type Card = (&'static str, String);
 /// How often each strategy is the best, sorted.
 pub(super) fn tally<'a>(winners: impl Iterator<Item = &'a str>) -> Vec<(&'a str, usize)> {
     let mut counts: Vec<(&str, usize)> = Vec::new();
+    let mut places: HashMap<&str, usize> = HashMap::new();
     for winner in winners {
-        match counts.iter_mut().find(|(name, _)| *name == winner) {
-            Some((_, count)) => *count += 1,
-            None => counts.push((winner, 1)),
-        }
+        let place = *places.entry(winner).or_insert_with(|| {
+            counts.push((winner, 0));
+            counts.len() - 1
+        });
+        counts[place].1 += 1;
     }
     counts.sort_by_key(|&(_, count)| std::cmp::Reverse(count));
     counts

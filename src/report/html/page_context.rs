@@ -9,8 +9,9 @@ use std::{
 
 use super::{
     super::{
-        Environment, ReportError, folder, rows,
-        scenario::{CaseGroup, groups, is_contender, strategies, title},
+        Environment, ReportError, StoredRun, folder,
+        render::{Places, distinct},
+        scenario::{CaseGroup, groups, is_contender, titles},
     },
     element::{Cell, HtmlTable, breakable},
 };
@@ -38,6 +39,24 @@ pub struct PageRun {
     pub claims: Vec<ClaimRecord>,
     /// The details of its cases.
     pub details: DetailStore,
+    /// Why it is not complete, one sentence per reason.
+    pub gaps: Vec<String>,
+}
+
+impl From<StoredRun> for PageRun {
+    fn from(run: StoredRun) -> PageRun {
+        PageRun {
+            name: folder::name(&run.path),
+            gaps: run.gaps(),
+            environment: run.environment,
+            records: run.records,
+            timings: run.timings,
+            thresholds: run.thresholds,
+            techniques: run.techniques,
+            claims: run.claims,
+            details: DetailStore::Folder(run.path),
+        }
+    }
 }
 
 /// The details of cases.
@@ -58,18 +77,7 @@ impl Default for DetailStore {
 impl PageRun {
     /// Reads the folder of a run. The details of cases are read later, one by one.
     pub fn of_folder(path: &Path) -> Result<PageRun, ReportError> {
-        let environment = folder::read_environment(path)?;
-        let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        Ok(PageRun {
-            name: whole.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
-            environment,
-            records: rows::read_any_release(&path.join("runs.csv"))?,
-            timings: rows::read_any_release(&path.join("timings.csv"))?,
-            thresholds: rows::read_any_release(&path.join("thresholds.csv"))?,
-            techniques: rows::read_any_release(&path.join("techniques.csv"))?,
-            claims: rows::read_any_release(&path.join("claims.csv"))?,
-            details: DetailStore::Folder(path.to_owned()),
-        })
+        StoredRun::read(path).map(PageRun::from)
     }
 
     /// The detail of a case, if it has one.
@@ -90,8 +98,8 @@ pub(super) struct CollectedRuns<'a> {
     /// The rows of all runs, each case once. A case with different results in two runs is named
     /// after its run.
     pub(super) records: Vec<CaseRecord>,
-    /// By case: its run, and its id there.
-    origins: BTreeMap<String, (usize, String)>,
+    /// By case: its run, its id there, and its place in `records`.
+    origins: BTreeMap<String, (usize, String, usize)>,
 }
 
 impl<'a> CollectedRuns<'a> {
@@ -106,7 +114,7 @@ impl<'a> CollectedRuns<'a> {
     }
 
     fn add(&mut self, run: usize, record: &CaseRecord) {
-        let known = self.records.iter().find(|known| known.case_id == record.case_id);
+        let known = self.origins.get(&record.case_id).map(|(_, _, place)| &self.records[*place]);
         let mut own = record.clone();
         match known {
             Some(known) if known == record => return,
@@ -117,14 +125,14 @@ impl<'a> CollectedRuns<'a> {
             }
             None => {}
         }
-        self.origins.insert(own.case_id.clone(), (run, record.case_id.clone()));
+        self.origins.insert(own.case_id.clone(), (run, record.case_id.clone(), self.records.len()));
         self.records.push(own);
     }
 
     /// The detail of a case.
     pub(super) fn detail(&self, case_id: &str) -> Result<Option<Cow<'a, CaseDetail>>, ReportError> {
         match self.origins.get(case_id) {
-            Some((run, id)) => self.runs[*run].detail(id),
+            Some((run, id, _)) => self.runs[*run].detail(id),
             None => Ok(None),
         }
     }
@@ -147,19 +155,18 @@ pub(super) struct PageContext<'a> {
     pub(super) titles: Vec<String>,
     /// In the order of their colours.
     pub(super) strategies: Vec<&'a str>,
+    places: Places<'a>,
 }
 
 impl<'a> PageContext<'a> {
     pub(super) fn new(collected: &'a CollectedRuns<'a>) -> PageContext<'a> {
         let groups = groups(&collected.records);
-        let titles = groups.iter().map(|group| title(&group.scenario, &groups)).collect();
-        let mut names = strategies(&collected.records);
-        for threshold in collected.all(|run| &run.thresholds) {
-            if !names.contains(&threshold.strategy.as_str()) {
-                names.push(&threshold.strategy);
-            }
-        }
-        PageContext { runs: collected, groups, titles, strategies: names }
+        let titles = titles(&groups);
+        let measured = collected.records.iter().map(|record| record.strategy.as_str());
+        let searched = collected.runs.iter().flat_map(|run| &run.thresholds).map(|row| row.strategy.as_str());
+        let strategies = distinct(measured.chain(searched));
+        let places = Places::of(strategies.iter().copied());
+        PageContext { runs: collected, groups, titles, strategies, places }
     }
 
     /// The groups with their titles.
@@ -169,10 +176,9 @@ impl<'a> PageContext<'a> {
 
     /// All cases with the titles of their groups.
     pub(super) fn rows(&self) -> impl Iterator<Item = CaseRow<'a>> + use<'a, '_> {
-        self.groups
-            .iter()
-            .zip(&self.titles)
-            .flat_map(|(group, title)| group.records.iter().map(move |record| CaseRow { title: title.clone(), record }))
+        self.groups.iter().zip(&self.titles).enumerate().flat_map(|(place, (group, title))| {
+            group.records.iter().map(move |record| CaseRow { title: title.clone(), group: place, record })
+        })
     }
 
     /// A table of cases, with the columns that all of them begin with.
@@ -186,7 +192,10 @@ impl<'a> PageContext<'a> {
 
     /// The place of a strategy in the list.
     pub(super) fn place(&self, strategy: &str) -> usize {
-        self.strategies.iter().position(|&known| known == strategy).unwrap_or(0)
+        match self.places.get(strategy) {
+            usize::MAX => 0,
+            place => place,
+        }
     }
 
     /// The name of a strategy after its colour.
@@ -203,6 +212,8 @@ impl<'a> PageContext<'a> {
 /// A case and the title of its group: a row of most tables.
 pub(super) struct CaseRow<'a> {
     pub(super) title: String,
+    /// The place of its group.
+    pub(super) group: usize,
     pub(super) record: &'a CaseRecord,
 }
 
