@@ -15,8 +15,8 @@ use crate::{
     },
     measure::{AgreementRecord, CaseRecord, TimingRecord},
     report::{
-        AdviceReport, Endurance, LeakReport, PlannedCase, RankReport, Render, ReportError, comparison_csv, to_checked_csv,
-        to_csv,
+        AdviceReport, Endurance, LeakReport, PlannedCase, RankReport, Render, ReportError, comparison_csv,
+        to_checked_csv, to_csv,
     },
     stress::{StressState, VerdictRow, adversary::AdversaryRow, misuse::MisuseRow},
 };

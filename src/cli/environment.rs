@@ -182,7 +182,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path().join("12-quick");
         let created = || new_folder(folder.path(), "12-quick").unwrap();
-        assert_eq!([created(), created(), created()], [run, folder.path().join("12-quick-2"), folder.path().join("12-quick-3")]);
+        assert_eq!(
+            [created(), created(), created()],
+            [run, folder.path().join("12-quick-2"), folder.path().join("12-quick-3")]
+        );
         assert_eq!(unused_path(folder.path(), "12-quick", ""), folder.path().join("12-quick-4"));
     }
 

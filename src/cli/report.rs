@@ -165,7 +165,9 @@ fn check_page_place(place: &Path) -> Result<(), CommandError> {
         )));
     }
     match place.is_file() && !is_html(place)? {
-        true => Err(CommandError::usage(anyhow!("{shown} already exists and is not an HTML page: choose another name"))),
+        true => {
+            Err(CommandError::usage(anyhow!("{shown} already exists and is not an HTML page: choose another name")))
+        }
         false => Ok(()),
     }
 }
@@ -175,7 +177,8 @@ fn is_html(path: &Path) -> Result<bool, CommandError> {
     let unreadable = |error| CommandError::usage(anyhow!("{}: {error}", path.display()));
     let mut beginning = Vec::new();
     File::open(path).and_then(|file| file.take(256).read_to_end(&mut beginning)).map_err(unreadable)?;
-    let beginning = String::from_utf8_lossy(&beginning).trim_start_matches('\u{feff}').trim_start().to_ascii_lowercase();
+    let beginning =
+        String::from_utf8_lossy(&beginning).trim_start_matches('\u{feff}').trim_start().to_ascii_lowercase();
     Ok(beginning.is_empty() || beginning.starts_with("<!doctype html") || beginning.starts_with("<html"))
 }
 
@@ -204,7 +207,9 @@ mod tests {
         for good in ["page.html", "old.htm", "empty", "new.html", "new", "run/report.html", "run/other.html"] {
             check_page_place(&at(good)).unwrap();
         }
-        for bad in ["run/env.json", "run/runs.csv", "run/plan.csv", "run/cases/a.json.gz", "notes.html", "letter.txt", "run"] {
+        for bad in
+            ["run/env.json", "run/runs.csv", "run/plan.csv", "run/cases/a.json.gz", "notes.html", "letter.txt", "run"]
+        {
             assert!(check_page_place(&at(bad)).is_err(), "{bad}");
         }
         #[cfg(unix)]

@@ -187,7 +187,8 @@ fn timing_row(heading: &str, record: &TimingRecord) -> [String; 7] {
 
 /// `summary.md`: the environment, the tables, and why cases did not complete.
 pub(super) fn summary(environment: &Environment, records: &[CaseRecord]) -> String {
-    let driver = environment.driver.as_ref().map_or(String::new(), |driver| format!(", driver {}", escaped_markdown(driver)));
+    let driver =
+        environment.driver.as_ref().map_or(String::new(), |driver| format!(", driver {}", escaped_markdown(driver)));
     let mut page = format!(
         "# Run\n\n- command: `{}`\n- started: {}\n- program: {} ({})\n- device: {} ({}{driver})\n- machine: {}, {}, {} \
          CPUs\n- seed: {}\n\n{}\n\n{}",

@@ -15,7 +15,10 @@ pub const ROW_CHECKSUM: &str = "row_crc32";
 const DOCUMENT_CHECKSUM: &str = "crc32";
 
 /// The checksum of a row. Each text counts with its length, so that a byte cannot move from one cell to the next unnoticed.
-pub(super) fn of_row<'a>(columns: impl IntoIterator<Item = &'a str>, cells: impl IntoIterator<Item = &'a str>) -> String {
+pub(super) fn of_row<'a>(
+    columns: impl IntoIterator<Item = &'a str>,
+    cells: impl IntoIterator<Item = &'a str>,
+) -> String {
     let mut checksum = Crc::new();
     for text in columns.into_iter().chain(cells) {
         checksum.update(&(text.len() as u64).to_le_bytes());
@@ -97,7 +100,8 @@ mod tests {
                 match read_document::<Value>(&path) {
                     Err(_) => noticed += 1,
                     Ok((read, is_sealed)) => {
-                        let same = document.as_object().unwrap().iter().all(|(key, value)| read.get(key) == Some(value));
+                        let same =
+                            document.as_object().unwrap().iter().all(|(key, value)| read.get(key) == Some(value));
                         let name = String::from_utf8_lossy(&bytes).into_owned();
                         assert!(same && (is_sealed || !name.contains("\"crc32\"")), "byte {place}, bit {bit}: {name}");
                     }

@@ -3,23 +3,20 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
     fs,
-    io::{self, BufRead, Read, Write},
     path::{Path, PathBuf},
-    process,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use flate2::{Compression, bufread::GzDecoder, write::GzEncoder};
-
 use super::{
     Environment, EnvironmentDifference, PlannedCase, ReportError, ThresholdFiles, cases, checksum,
+    details::{compressed, detail_path, is_damaged},
     lock::RunLock,
     plan,
     render::Places,
     rows::{self, CsvRow, RowFile},
     scenario,
 };
-use crate::measure::{CaseDetail, CaseRecord, SCHEMA, TimingRecord, file_stem};
+use crate::measure::{CaseDetail, CaseRecord, SCHEMA, TimingRecord};
 
 /// A run's folder: `env.json`, `plan.csv`, `runs.csv`, `timings.csv`, `cases/`, and after
 /// [`finish`](RunFolder::finish) `comparison.csv` and `summary.md`.
@@ -73,11 +70,7 @@ fn lock_run(path: &Path) -> Result<RunLock, ReportError> {
 
 /// The environment of a locked folder, if its rows may be mixed with rows of `environment`. A shard must have the same
 /// plan.
-fn check_environment(
-    path: &Path,
-    environment: &Environment,
-    plan: &[PlannedCase],
-) -> Result<Environment, ReportError> {
+fn check_environment(path: &Path, environment: &Environment, plan: &[PlannedCase]) -> Result<Environment, ReportError> {
     if environment.shard.is_some()
         && let Some(there) = PlannedCase::read(path)?
         && !plan::has_same_cases(plan, &there)
@@ -313,59 +306,6 @@ impl<T: FolderRecord> RecordFolder<T> {
     }
 }
 
-/// The files of a run that comparisons need.
-const COMPARED_FILES: [&str; 6] = ["env.json", "plan.csv", "runs.csv", "timings.csv", "thresholds.csv", "summary.md"];
-
-/// Copies the files needed for comparisons to `place`, replacing the run there. The copy is
-/// complete before it gets its name.
-pub fn copy_run(folder: &Path, place: &Path) -> Result<(), ReportError> {
-    // A run that cannot be read any more may be replaced; anything else may not.
-    if place.exists() && !place.join("env.json").is_file() {
-        return Err(ReportError::NoRun { path: place.to_owned() });
-    }
-    let copy = NewFolder::beside(place)?;
-    for name in COMPARED_FILES {
-        let from = folder.join(name);
-        if from.is_file() {
-            fs::copy(&from, copy.path.join(name)).map_err(ReportError::io(&from))?;
-        }
-    }
-    loop {
-        match fs::remove_dir_all(place) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(ReportError::io(place)(error)),
-            _ => {}
-        }
-        match fs::rename(&copy.path, place) {
-            // Another process kept its run at this moment: the last one counts.
-            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
-            renamed => return renamed.map_err(ReportError::io(place)),
-        }
-    }
-}
-
-/// A folder beside the one that it becomes when it is complete. Removed if it never does.
-pub(super) struct NewFolder {
-    pub(super) path: PathBuf,
-}
-
-impl NewFolder {
-    /// Creates it. The parent of `place` is created too.
-    pub(super) fn beside(place: &Path) -> Result<NewFolder, ReportError> {
-        let name = place.file_name().unwrap_or_default().to_string_lossy();
-        let path = place.with_file_name(format!(".{name}.new-{}", process::id()));
-        // Left by a process of the same number that was killed.
-        let _ = fs::remove_dir_all(&path);
-        fs::create_dir_all(&path).map_err(ReportError::io(&path))?;
-        Ok(NewFolder { path })
-    }
-}
-
-impl Drop for NewFolder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.path);
-    }
-}
-
 /// The rows of a run, finished or not, in file order. Rows of an older schema are converted.
 pub fn read_records(folder: &Path) -> Result<Vec<CaseRecord>, ReportError> {
     Ok(rows::read_any_release(&folder.join("runs.csv"))?.rows)
@@ -403,58 +343,6 @@ pub(super) fn name(path: &Path) -> String {
     whole.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
 }
 
-/// Whether a case has a detail file; published folders have none.
-pub(super) fn has_detail(folder: &Path, case_id: &str) -> bool {
-    detail_path(folder, case_id).is_file()
-}
-
-/// Whether the detail file of a case is missing or unreadable. Published folders have no such files
-/// and are not damaged.
-pub(super) fn is_damaged(folder: &Path, case_id: &str) -> bool {
-    folder.join("cases").is_dir() && read_detail(folder, case_id).is_err()
-}
-
-/// The path of the detail file of a case.
-pub(super) fn detail_path(folder: &Path, case_id: &str) -> PathBuf {
-    folder.join("cases").join(format!("{}.json.gz", file_stem(case_id)))
-}
-
-/// A detail file unpacks to at most this many bytes, and this many times its own size: few bytes cannot take all memory.
-const LEAST_DETAIL_LIMIT: u64 = 64 << 20;
-const MOST_COMPRESSION: u64 = 64;
-
-/// The detail of a case. The file is read to its end, where gzip has its checksum.
-pub fn read_detail(folder: &Path, case_id: &str) -> Result<CaseDetail, ReportError> {
-    let path = detail_path(folder, case_id);
-    let file = fs::File::open(&path).map_err(ReportError::io(&path))?;
-    let packed_bytes = file.metadata().map_err(ReportError::io(&path))?.len();
-    let most_bytes = LEAST_DETAIL_LIMIT.max(packed_bytes.saturating_mul(MOST_COMPRESSION));
-    let mut decoder = GzDecoder::new(io::BufReader::new(file));
-    let mut text = Vec::new();
-    decoder.by_ref().take(most_bytes + 1).read_to_end(&mut text).map_err(ReportError::io(&path))?;
-    if text.len() as u64 > most_bytes {
-        return Err(ReportError::DetailTooLarge { path, most_bytes });
-    }
-    if !decoder.get_mut().fill_buf().map_err(ReportError::io(&path))?.is_empty() {
-        return Err(ReportError::ChangedFile { path });
-    }
-    let detail: CaseDetail = serde_json::from_slice(&text).map_err(ReportError::json(&path))?;
-    match detail.case_id == case_id {
-        true => Ok(detail),
-        false => Err(ReportError::OtherDetail { path, case_id: detail.case_id.into() }),
-    }
-}
-
-/// The gzip header has no time stamp, so that the same case gives the same bytes.
-fn compressed(detail: &CaseDetail, path: &Path) -> Result<Vec<u8>, ReportError> {
-    // In one write: the encoder clears the rest of its buffer at every write, and serde_json writes
-    // word by word.
-    let mut json = serde_json::to_vec(detail).map_err(ReportError::json(path))?;
-    json.push(b'\n');
-    let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
-    encoder.write_all(&json).and_then(|()| encoder.finish()).map_err(ReportError::io(path))
-}
-
 /// One row per key, the last one where a case ran twice: first in the order of `case_ids`, then the
 /// others by id.
 fn in_order<T: Clone>(rows: &[T], case_ids: &[String], key: impl Fn(&T) -> (&String, u16)) -> Vec<T> {
@@ -471,6 +359,10 @@ fn in_order<T: Clone>(rows: &[T], case_ids: &[String], key: impl Fn(&T) -> (&Str
 
 #[cfg(test)]
 mod tests {
+    use std::{cell::Cell, io::Write};
+
+    use flate2::{Compression, write::GzEncoder};
+    use serde::{Deserialize, Serialize};
     use tempfile::TempDir;
 
     use super::*;
@@ -486,7 +378,7 @@ mod tests {
             measure,
         },
         replay::ReplayOptions,
-        report::StoredRun,
+        report::{StoredRun, copy_run, details::LEAST_DETAIL_LIMIT, read_detail},
         trace::TraceBuilder,
     };
 
@@ -542,7 +434,8 @@ mod tests {
         write_run(other.path(), &["c", "a", "b"]);
         let written = files(one.path());
         assert_eq!(written, files(other.path()));
-        let names: Vec<&str> = written.keys().filter_map(|path| path.to_str()).filter(|name| !name.contains('/')).collect();
+        let names: Vec<&str> =
+            written.keys().filter_map(|path| path.to_str()).filter(|name| !name.contains('/')).collect();
         assert_eq!(names, ["comparison.csv", "env.json", "plan.csv", "runs.csv", "summary.md"]);
         assert_eq!(written.len(), 5 + 3, "and three cases: {written:?}");
     }
@@ -619,16 +512,14 @@ mod tests {
             run.append(&record, &detail).unwrap();
         }
         run.finish(&all_cases(), "shelf").unwrap();
+        drop(run);
         assert_eq!(files(straight.path()), files(resumed.path()));
     }
 
     #[test]
     fn other_environment_is_refused() {
         let folder = TempDir::new().unwrap();
-        assert!(matches!(
-            RunFolder::resume(folder.path(), &environment(), &plan()),
-            Err(ReportError::NoRun { .. })
-        ));
+        assert!(matches!(RunFolder::resume(folder.path(), &environment(), &plan()), Err(ReportError::NoRun { .. })));
         RunFolder::create(folder.path(), &environment(), &plan()).unwrap();
         assert!(matches!(RunFolder::create(folder.path(), &environment(), &plan()), Err(ReportError::Occupied { .. })));
         let elsewhere = Environment { device: "cuda:0".to_owned(), ..environment() };
@@ -700,7 +591,11 @@ mod tests {
         fs::write(&runs, format!("{}\n{}\n", lines[0], lines[3])).unwrap();
         assert!(gaps()[0].starts_with("2 of 3 cases have no row"), "{:?}", gaps());
         fs::write(&runs, &whole[..whole.len() - 5]).unwrap();
-        assert!(gaps()[0].contains("the end of runs.csv is missing") && gaps()[1].starts_with("1 of 3"), "{:?}", gaps());
+        assert!(
+            gaps()[0].contains("the end of runs.csv is missing") && gaps()[1].starts_with("1 of 3"),
+            "{:?}",
+            gaps()
+        );
         fs::write(&runs, "").unwrap();
         assert!(gaps().iter().any(|gap| gap.starts_with("3 of 3 cases have no row")), "{:?}", gaps());
         fs::remove_file(&runs).unwrap();
@@ -808,5 +703,53 @@ mod tests {
         let records = files.finish(&[row_id("gpt", "base")]).unwrap();
         assert_eq!(records[0].technique, "base");
         assert!(fs::read_to_string(path.join("techniques.md")).unwrap().contains("| amp"));
+    }
+
+    thread_local! {
+        /// How often a record was asked for its id.
+        static ASKED: Cell<usize> = const { Cell::new(0) };
+    }
+
+    #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+    struct CountedRecord {
+        schema: u32,
+        name: String,
+    }
+
+    impl CsvRow for CountedRecord {
+        fn upgraded(self) -> CountedRecord {
+            self
+        }
+    }
+
+    impl FolderRecord for CountedRecord {
+        const NAME: &'static str = "counted";
+
+        fn id(&self) -> String {
+            ASKED.set(ASKED.get() + 1);
+            self.name.clone()
+        }
+
+        fn page(_: &[CountedRecord]) -> String {
+            String::new()
+        }
+    }
+
+    /// The work grows with the number of rows, not with its square.
+    #[test]
+    fn ids_are_looked_up_and_not_searched() {
+        const ROWS: usize = 300;
+        let folder = TempDir::new().unwrap();
+        let path = folder.path().join("run");
+        let ids: Vec<String> = (0..ROWS).rev().map(|number| format!("case {number}")).collect();
+        let mut files = RecordFolder::<CountedRecord>::open(&path, &environment(), &[], false).unwrap();
+        for name in ids.iter().rev() {
+            assert!(!files.has(name));
+            files.append(&CountedRecord { schema: SCHEMA, name: name.clone() }).unwrap();
+            assert!(files.has(name));
+        }
+        let rows = files.finish(&ids).unwrap();
+        assert_eq!(rows.first().unwrap().name, ids[0]);
+        assert!(ASKED.get() <= 3 * ROWS, "{} questions for {ROWS} rows", ASKED.get());
     }
 }

@@ -12,9 +12,11 @@ use std::{
 use super::{
     Environment, EnvironmentDifference, Partition, PlannedCase, RecordFolder, ReportError, RunFolder, StoredRun,
     ThresholdFiles, command_line,
-    folder::{self, FolderRecord, NewFolder},
+    details::{detail_path, read_detail},
+    folder::{self, FolderRecord},
     html::{self, PageRun},
     lock::RunLock,
+    new_folder::NewFolder,
     plan,
     stored_run::named,
 };
@@ -158,7 +160,7 @@ impl ShardFolder {
         let mut thresholds = ThresholdFiles::read(&run.path)?;
         thresholds.retain(|row| row.record.status != ThresholdStatus::Interrupted);
         let case_ids = run.records.iter().map(|record| &record.case_id);
-        let damaged = case_ids.filter(|id| folder::read_detail(&run.path, id).is_err()).cloned().collect();
+        let damaged = case_ids.filter(|id| read_detail(&run.path, id).is_err()).cloned().collect();
         Ok(ShardFolder { run, shard, thresholds, damaged })
     }
 
@@ -171,8 +173,8 @@ impl ShardFolder {
         let cases = place.join("cases");
         fs::create_dir_all(&cases).map_err(ReportError::io(&cases))?;
         for record in &self.run.records {
-            let from = folder::detail_path(&self.run.path, &record.case_id);
-            fs::copy(&from, folder::detail_path(place, &record.case_id)).map_err(ReportError::io(&from))?;
+            let from = detail_path(&self.run.path, &record.case_id);
+            fs::copy(&from, detail_path(place, &record.case_id)).map_err(ReportError::io(&from))?;
         }
         Ok(())
     }
@@ -370,7 +372,7 @@ mod tests {
             assert_eq!(fs::read(merged.join(name)).unwrap(), fs::read(alone.join(name)).unwrap(), "{name}");
         }
         for row in CASES.map(record) {
-            let read = |path: &Path| fs::read(folder::detail_path(path, &row.case_id)).unwrap();
+            let read = |path: &Path| fs::read(detail_path(path, &row.case_id)).unwrap();
             assert_eq!(read(&merged), read(&alone));
         }
         let made = folder::read_environment(&merged).unwrap();
@@ -411,10 +413,10 @@ mod tests {
         let folder = TempDir::new().unwrap();
         let one = shard(&folder, "one", &environment(1), &["a", "c", "e"].map(record));
         let two = shard(&folder, "two", &environment(2), &["b", "d"].map(record));
-        let cut = folder::detail_path(&one, &record("c").case_id);
+        let cut = detail_path(&one, &record("c").case_id);
         let whole = fs::read(&cut).unwrap();
         fs::write(&cut, &whole[..whole.len() - 9]).unwrap();
-        fs::remove_file(folder::detail_path(&one, &record("e").case_id)).unwrap();
+        fs::remove_file(detail_path(&one, &record("e").case_id)).unwrap();
         let found = problems_of(&[one.clone(), two.clone()]);
         assert_eq!(found.len(), 1, "{found:?}");
         assert!(found[0].starts_with("damaged: ") && found[0].contains("for 2 cases\n  /c/"), "{found:?}");
@@ -422,7 +424,10 @@ mod tests {
         assert_eq!(resumed.completed_cases(), BTreeSet::from([record("a").case_id]), "the others run again");
         fs::remove_dir_all(two.join("cases")).unwrap();
         let found = problems_of(&[two]);
-        assert!(found.iter().any(|problem| problem.starts_with("damaged: ") && problem.contains("for 2 cases")), "{found:?}");
+        assert!(
+            found.iter().any(|problem| problem.starts_with("damaged: ") && problem.contains("for 2 cases")),
+            "{found:?}"
+        );
     }
 
     #[test]
@@ -451,7 +456,9 @@ mod tests {
         assert!(found[0].contains("two: its commit is 'newer'"), "{found:?}");
         assert!(found[1].contains("its plan.csv is not that of"), "{found:?}");
         let other_recording = PlannedCase { source_fingerprint: "2".to_owned(), ..plan()[3].clone() };
-        for (folder, case) in [(&one, PlannedCase { source_fingerprint: "1".to_owned(), ..plan()[3].clone() }), (&two, other_recording)] {
+        for (folder, case) in
+            [(&one, PlannedCase { source_fingerprint: "1".to_owned(), ..plan()[3].clone() }), (&two, other_recording)]
+        {
             PlannedCase::write(folder, &[plan()[0].clone(), case]).unwrap();
         }
         let found = problems_of(&[one, two.clone()]);
@@ -480,7 +487,7 @@ mod tests {
         let one = shard(&folder, "one", &environment(1), &["a", "c", "e"].map(record));
         let two = shard(&folder, "two", &environment(2), &["b", "d"].map(record));
         let shards = shards(&[one.clone(), two]);
-        let lost = folder::detail_path(&one, &record("e").case_id);
+        let lost = detail_path(&one, &record("e").case_id);
         let bytes = fs::read(&lost).unwrap();
         fs::remove_file(&lost).unwrap();
         let merged = folder.path().join("merged");

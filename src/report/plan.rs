@@ -2,7 +2,10 @@
 //!
 //! Every run folder has its plan, so that missing rows are noticed and merging needs no suite.
 
-use std::{collections::{HashMap, HashSet}, path::Path};
+use std::{
+    collections::{HashMap, HashSet},
+    path::Path,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -70,9 +73,8 @@ pub(super) fn has_same_cases(one: &[PlannedCase], other: &[PlannedCase]) -> bool
 /// The cases of `plan` that have another content in `other`, each with what differs.
 pub(super) fn different_cases<'a>(plan: &'a [PlannedCase], other: &[PlannedCase]) -> Vec<(&'a str, &'static str)> {
     let others: HashMap<&str, &PlannedCase> = other.iter().map(|case| (case.case_id.as_str(), case)).collect();
-    let difference = |case: &'a PlannedCase| {
-        Some((case.case_id.as_str(), case.difference(others.get(case.case_id.as_str())?)?))
-    };
+    let difference =
+        |case: &'a PlannedCase| Some((case.case_id.as_str(), case.difference(others.get(case.case_id.as_str())?)?));
     plan.iter().filter_map(difference).collect()
 }
 

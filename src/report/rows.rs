@@ -197,7 +197,8 @@ impl CsvTable {
     }
 }
 
-const STRAY_QUOTE: &str = "a quotation mark is out of place and joins rows; the file was changed or damaged after it was written";
+const STRAY_QUOTE: &str =
+    "a quotation mark is out of place and joins rows; the file was changed or damaged after it was written";
 
 fn has_checksum(columns: &StringRecord, record: &StringRecord, place: usize) -> bool {
     let found = checksum::of_row(cells_beside(columns, place), cells_beside(record, place));
@@ -433,7 +434,11 @@ mod tests {
                     let text = format!("{}{quotes}{}", &whole[..place], &whole[place..]);
                     fs::write(&path, &text).unwrap();
                     if let Ok(Some(CsvTable { records, is_cut, .. })) = CsvTable::read(&path) {
-                        assert_eq!(records.len() + usize::from(is_cut), 3 + usize::from(place == whole.len()), "{text}");
+                        assert_eq!(
+                            records.len() + usize::from(is_cut),
+                            3 + usize::from(place == whole.len()),
+                            "{text}"
+                        );
                     }
                 }
             }

@@ -10,6 +10,7 @@ use std::{
 };
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use serde_json::json;
 
 use super::{
     CaseTimeout, NameSelection, SourceSpec, SuiteError, SuiteFile, SuiteGroup,
@@ -293,14 +294,10 @@ pub struct CaseFingerprint {
 /// The fingerprints of cases, in order. Every trace file is read once.
 pub fn fingerprints(cases: &[Case]) -> Vec<CaseFingerprint> {
     let mut sources: HashMap<&str, String> = HashMap::new();
-    let fingerprint = |case: &'_ Case, source: &String| CaseFingerprint {
-        settings: fingerprint(json!(case).to_string().as_bytes()),
-        source: source.clone(),
-    };
     let mut all = Vec::with_capacity(cases.len());
     for case in cases {
-        let source = sources.entry(&case.origin.name).or_insert_with(|| source_fingerprint(&case.origin));
-        all.push(fingerprint(case, source));
+        let source = sources.entry(&case.origin.name).or_insert_with(|| source_fingerprint(&case.origin)).clone();
+        all.push(CaseFingerprint { settings: fingerprint(json!(case).to_string().as_bytes()), source });
     }
     all
 }

@@ -120,7 +120,10 @@ fn changed_recording_is_not_resumed() {
     fs::write(&rows, first_rows.join("\n") + "\n").unwrap();
     write_trace(&folder, 2097152);
     let (_, err) = run(&folder, &["run", "./suite.toml", "--resume", "a"], 2);
-    assert!(err.contains("a.oomph/direct@sim") && err.contains("its workload or trace file is not what it was"), "{err}");
+    assert!(
+        err.contains("a.oomph/direct@sim") && err.contains("its workload or trace file is not what it was"),
+        "{err}"
+    );
     // A case without a row may change. The other cases go on.
     run(&folder, &["run", "./suite.toml", "--filter", "checkerboard", "--output", "b"], 0);
     run(&folder, &["run", "./suite.toml", "--resume", "b"], 0);
@@ -229,7 +232,12 @@ fn damaged_baseline_is_noticed_before_the_run() {
 /// Starts these commands at once, and returns their exit codes.
 fn at_once(folder: &TempDir, commands: &[Vec<String>]) -> Vec<i32> {
     let start = |words: &Vec<String>| {
-        oomph(folder).args(words).stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap()
+        oomph(folder)
+            .args(words)
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .unwrap()
     };
     let children: Vec<_> = commands.iter().map(start).collect();
     children.into_iter().map(|mut child| child.wait().unwrap().code().unwrap()).collect()
@@ -262,7 +270,8 @@ fn runs_of_one_second_get_their_own_folders() {
     let folder = TempDir::new().unwrap();
     let command = words("run quick --filter quick/random/direct");
     assert_eq!(at_once(&folder, &vec![command; 6]), [0; 6]);
-    let places: BTreeSet<_> = fs::read_dir(folder.path().join("results/local")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let places: BTreeSet<_> =
+        fs::read_dir(folder.path().join("results/local")).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(places.len(), 6);
     assert!(places.iter().all(|place| place.join("summary.md").is_file()));
 }
@@ -301,7 +310,8 @@ fn texts_of_a_folder_cannot_forge_lines() {
     for arguments in [&["report", "a"][..], &["compare", "a", "b"], &["compare", "b", "a"], &resume] {
         let output = oomph(&folder).args(arguments).output().unwrap();
         let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
-        let is_forged = text.lines().any(|line| line.starts_with("error: forged")) || text.contains(['\u{1b}', '\u{202e}', '\r']);
+        let is_forged =
+            text.lines().any(|line| line.starts_with("error: forged")) || text.contains(['\u{1b}', '\u{202e}', '\r']);
         assert!(!is_forged, "{arguments:?}: {}", text.escape_debug());
     }
     let page = fs::read_to_string(folder.path().join("a/report.html")).unwrap();

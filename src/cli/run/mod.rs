@@ -25,7 +25,10 @@ use crate::{
     measure::{CaseRecord, Status},
     models::Recipe,
     report::{self, ReportError, RunFolder, html},
-    suite::{self, Case, CaseFingerprint, CaseOutcome, CaseProgress, CaseRunner, CaseSettings, SuiteFile, SuiteKind, WithNeeds},
+    suite::{
+        self, Case, CaseFingerprint, CaseOutcome, CaseProgress, CaseRunner, CaseSettings, SuiteFile, SuiteKind,
+        WithNeeds,
+    },
     trace,
 };
 

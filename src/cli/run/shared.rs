@@ -150,7 +150,8 @@ impl RunShare {
 
     /// Distributes the cases of the whole run.
     pub fn new(args: &Args, case_ids: &[String]) -> RunShare {
-        let planned = |case_id: &str, shard| PlannedCase { case_id: case_id.to_owned(), shard, ..PlannedCase::default() };
+        let planned =
+            |case_id: &str, shard| PlannedCase { case_id: case_id.to_owned(), shard, ..PlannedCase::default() };
         let plan: Vec<PlannedCase> = match args.partition {
             None => case_ids.iter().map(|id| planned(id, None)).collect(),
             Some(partition) => {

@@ -44,8 +44,9 @@ pub(super) fn overview(context: &PageContext<'_>) -> PageSection {
 /// What is missing in the files of the runs.
 fn incomplete(context: &PageContext<'_>) -> Option<Card> {
     let gaps = context.runs.runs.iter().flat_map(|run| run.gaps.iter().map(move |gap| (run, gap)));
-    let lines: String =
-        gaps.map(|(run, gap)| format!("<li>{}: {}</li>", escape(&run.name), escape(gap).replace('\n', "<br>"))).collect();
+    let lines: String = gaps
+        .map(|(run, gap)| format!("<li>{}: {}</li>", escape(&run.name), escape(gap).replace('\n', "<br>")))
+        .collect();
     (!lines.is_empty()).then(|| ("What is missing?", format!("<ul class=\"oom\">{lines}</ul>")))
 }
 
