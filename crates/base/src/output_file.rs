@@ -322,7 +322,8 @@ fn keep_mode(file: &File, replaced: &Metadata) -> io::Result<()> {
     file.set_permissions(replaced.permissions())
 }
 
-#[cfg(all(test, unix))]
+#[cfg(unix)]
+#[cfg(test)]
 mod tests {
     use std::{
         os::unix::fs::{FileTypeExt, PermissionsExt, symlink},

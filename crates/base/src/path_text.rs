@@ -63,7 +63,8 @@ fn of_bytes(bytes: Vec<u8>, text: &str) -> PathBuf {
     String::from_utf8(bytes).map_or_else(|_| PathBuf::from(text), PathBuf::from)
 }
 
-#[cfg(all(test, unix))]
+#[cfg(unix)]
+#[cfg(test)]
 mod tests {
     use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
 
