@@ -15,9 +15,16 @@ from pathlib import Path
 from .program import CORPUS, SMALL_FILE
 
 COMMANDS = [
-    ["inspect", "{file}"], ["inspect", "{file}", "--by", "site"], ["inspect", "{file}", "--pack"], ["verify", "{file}"],
-    ["advise", "{file}"], ["leaks", "{file}"], ["replay", "{file}", "-s", "caching"], ["convert", "{file}", "/dev/null", "--to", "oomph"],
-    ["threshold", "{file}", "-s", "direct"], ["convert", "{file}", "out.pickle"],
+    ["inspect", "{file}"],
+    ["verify", "{file}"],
+    ["inspect", "{file}", "--by", "site"],
+    ["inspect", "{file}", "--pack"],
+    ["advise", "{file}"],
+    ["leaks", "{file}"],
+    ["replay", "{file}", "-s", "caching"],
+    ["threshold", "{file}", "-s", "direct"],
+    ["convert", "{file}", "out.pickle"],
+    ["convert", "{file}", "/dev/null", "--to", "oomph"],
 ]
 
 OF_LISTS = [["run", "{file}", "--list"], ["verify", "--on", "sim", "--suite", "{file}"]]
@@ -58,7 +65,27 @@ def own_frames():
     frame = {"name": "f" * 100, "filename": "a.py", "line": 1}
     entry = value["device_traces"][0][1]
     value["device_traces"][0] = [{**entry, "frames": [frame] * 50} for _ in range(5_000)]
-    return pickle.dumps(value, 4)[: SMALL_FILE - 1]
+    return pickle.dumps(value, 4)
+
+
+def long_names():
+    """Every entry has another stack of frames that share long names."""
+    value = sample()
+    name = "a" * 900_000
+    entry = value["device_traces"][0][1]
+    value["device_traces"][0] = [
+        {**entry, "frames": [{"name": name, "filename": "a.py", "line": line}]} for line in range(2_000)
+    ]
+    return pickle.dumps(value, 4)
+
+
+def long_name_in_stacks():
+    value = sample()
+    entry, long = value["device_traces"][0][1], {"name": "a" * 900_000, "filename": "a.py", "line": 1}
+    value["device_traces"][0] = [
+        {**entry, "frames": [long, {"name": "f", "filename": "b.py", "line": line}]} for line in range(1_500)
+    ]
+    return pickle.dumps(value, 4)
 
 
 def deep_pickle():
@@ -73,6 +100,11 @@ def long_text():
     return b"\x80\x04\x8d" + (1 << 40).to_bytes(8, "little") + b"a" * 1000
 
 
+SNAPSHOTS = [
+    shared_blocks, shared_traces, shared_frames, own_frames, long_names, long_name_in_stacks, deep_pickle, many_marks, long_text,
+]
+
+
 def repeated(head, lines, mib, tail=b""):
     """A text of `mib` MiB that repeats some lines."""
     yield head
@@ -85,21 +117,22 @@ def repeated(head, lines, mib, tail=b""):
 NATIVE = b'oomph-trace 1 "bomb"\n'
 RMM = b"Thread,Time,Action,Pointer,Size,Stream\n"
 UMPIRE = b'{"kind":"replay","timestamp":1,"event":"allocate","payload":{"allocator_ref":"0xa","size":64},"result":{"memory_ptr":"0x%x"}}\n'
-# 10,000 lines compress well and differ from each other.
+# A little more than the content that a small compressed file may have.
+MIB = 100
 TEXTS = {
-    "comes_and_goes": lambda: repeated(NATIVE, b"alloc 1 512\nfree 1\n", 3000),
-    "live_blocks": lambda: repeated(NATIVE, b"".join(b"alloc %d 512\n" % number for number in range(10_000)), 400),
-    "labels": lambda: repeated(NATIVE, b'label 1 "' + b"a" * 5000 + b'"\n', 600),
-    "long_line": lambda: repeated(b'oomph-trace 1 "', b"a", 1500),
-    "zeros": lambda: repeated(NATIVE, b"\0", 1500),
-    "empty_lines": lambda: repeated(NATIVE, b"\n", 1500),
-    "marks": lambda: repeated(NATIVE + b'label 1 "a"\n', b"mark step 0 label=1\n", 600),
-    "rmm": lambda: repeated(RMM, b"".join(b"0,00:00:00:000000,allocate,0x%x,512,0x0\n" % number for number in range(9_999)), 800),
-    "rmm_long_field": lambda: repeated(RMM + b"0,", b"a", 1500),
-    "stalloc": lambda: repeated(b"", b"1 0x100 512 0\n", 800),
-    "stalloc_marks": lambda: repeated(b"1 0x100 512 0\n", b"micro-batch : F\n", 800),
-    "minimalloc": lambda: repeated(b"id,lower,upper,size\n", b"1,0,9,512\n", 800),
-    "umpire": lambda: repeated(b"", UMPIRE % 256, 800),
+    "comes_and_goes": lambda: repeated(NATIVE, b"alloc 1 512\nfree 1\n", MIB),
+    "live_blocks": lambda: repeated(NATIVE, b"".join(b"alloc %d 512\n" % number for number in range(10_000)), MIB),
+    "labels": lambda: repeated(NATIVE, b'label 1 "' + b"a" * 5000 + b'"\n', MIB),
+    "long_line": lambda: repeated(b'oomph-trace 1 "', b"a", MIB),
+    "zeros": lambda: repeated(NATIVE, b"\0", MIB),
+    "empty_lines": lambda: repeated(NATIVE, b"\n", MIB),
+    "marks": lambda: repeated(NATIVE + b'label 1 "a"\n', b"mark step 0 label=1\n", MIB),
+    "rmm": lambda: repeated(RMM, b"".join(b"0,00:00:00:000000,allocate,0x%x,512,0x0\n" % number for number in range(9_999)), MIB),
+    "rmm_long_field": lambda: repeated(RMM + b"0,", b"a", MIB),
+    "stalloc": lambda: repeated(b"", b"1 0x100 512 0\n", MIB),
+    "stalloc_marks": lambda: repeated(b"1 0x100 512 0\n", b"micro-batch : F\n", MIB),
+    "minimalloc": lambda: repeated(b"id,lower,upper,size\n", b"1,0,9,512\n", MIB),
+    "umpire": lambda: repeated(b"", UMPIRE % 256, MIB),
 }
 
 
@@ -148,15 +181,19 @@ class BombAttack:
             raise SystemExit("the files could not be made")
         starts = []
         for path in sorted(self.work.iterdir()):
-            commands = {"lists": OF_LISTS, "endless": OF_ENDLESS}.get(path.stem, COMMANDS)
+            # A quick round of all attacks starts only the first two.
+            of_traces = COMMANDS[:2] if self.options.attack == "all" else COMMANDS
+            commands = {"lists": OF_LISTS, "endless": OF_ENDLESS}.get(path.stem, of_traces)
             starts += [(path, command) for command in commands]
         with concurrent.futures.ThreadPoolExecutor(self.options.jobs) as pool:
             largest, slowest = (max(ended) for ended in zip(*pool.map(self.start, starts)))
-        print(f"{len(starts)} starts; the largest: {largest[0] >> 20} MiB, {largest[1]}; the slowest: {slowest[0]:.1f} s, {slowest[1]}")
+        print(f"{len(starts)} starts; the largest: {largest[0] >> 20} MiB, {largest[1]}")
+        print(f"the slowest: {slowest[0]:.1f} s, {slowest[1]}")
 
     def make(self):
-        for make in (shared_blocks, shared_traces, shared_frames, own_frames, deep_pickle, many_marks, long_text):
-            (self.work / f"{make.__name__}.pickle").write_bytes(make())
+        # Compressed, so that all of them have less than 1 MiB.
+        for make in SNAPSHOTS:
+            (self.work / f"{make.__name__}.pickle.gz").write_bytes(gzip.compress(make()))
         for name, pieces in TEXTS.items():
             for ending in ("zst", "xz", "gz") if name in ("long_line", "stalloc") else ("zst",):
                 if ending != "zst" or shutil.which("zstd"):
@@ -170,7 +207,7 @@ class BombAttack:
         size = path.stat().st_size
         with tempfile.TemporaryDirectory() as folder:
             # A text may be a valid trace that takes long. Then a signal must end the command.
-            ended = self.program.start(args, folder, kill_after=15, kill_with=signal.SIGTERM)
+            ended = self.program.start(args, folder, kill_after=10, kill_with=signal.SIGTERM)
         if ended.code == -signal.SIGTERM and path.stem in TEXTS:
             ended.code = 130
         for kind, words in self.program.faults(ended, input_bytes=size):

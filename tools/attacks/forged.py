@@ -155,7 +155,7 @@ class ForgeAttack:
             return pick.choice({
                 "recipe": [["inspect", "a.toml"], ["replay", "a.toml", "-s", "null"]],
                 "suite": [["run", "./a.toml", "--list"]],
-                "profile": [["inspect", "museum-rmm-35", "--summary", "--card", "a.toml"], ["replay", "museum-rmm-35", "--card", "a.toml"]],
+                "profile": [["inspect", "museum-rmm-35", "--summary", "--card", "a.toml"], ["replay", "ramp", "--card", "a.toml"]],
             }[kind])
         if kind == "companion":
             shutil.copy(CORPUS / "snapshot" / "museum.pickle", folder / "run.pickle")

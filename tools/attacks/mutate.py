@@ -269,7 +269,8 @@ class MutationAttack:
                     self.failures.add(reader.name.replace("/", "-"), "silent", "damage is shown as a result", ended, [path])
             reads = not (args[0] in ("run", "stress", "claims", "techniques") and "--resume" in args) and args[0] != "list"
             if reader.ends and change is cut and changed.rstrip() != data.rstrip() and reads and ended.code == 0:
-                self.failures.add(reader.name, "accepted", f"a file cut at {len(changed)} of {len(data)} bytes is accepted", ended, [path])
+                words = f"a file cut at {len(changed)} of {len(data)} bytes is accepted"
+                self.failures.add(reader.name.replace(" ", "-"), "accepted", words, ended, [path])
 
     def start(self, args, folder, may_be_long):
         if may_be_long:

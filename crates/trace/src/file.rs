@@ -199,7 +199,7 @@ impl<'a> LineReader<'a> {
 /// The most bytes that a compressed file of this size may hold, so that a small one is not read for minutes. Recordings and
 /// traces compress to a hundredth at best.
 fn most_content(file_bytes: u64) -> u64 {
-    file_bytes.saturating_mul(512).saturating_add(256 << 20)
+    file_bytes.saturating_mul(512).saturating_add(64 << 20)
 }
 
 /// The content of a file. Gzip, xz and zstd are recognised by content. Compressed content is at most `most_bytes` long.

@@ -416,7 +416,8 @@ impl SnapshotParser<'_> {
         };
         let line = self.heap.get(dict, SnapshotWord::Line.id()).and_then(small).unwrap_or(0);
         let frame = StackFrame { filename: text(SnapshotWord::Filename), line, name: text(SnapshotWord::Name) };
-        self.budget.charge(160)?;
+        // Frames share their names by memo, but each name is compared as a whole: a small file must not repeat a long one.
+        self.budget.charge(160 + frame.filename.len() + frame.name.len())?;
         let number = self.stacks.intern_frame(frame);
         self.known_frames.insert(dict, number);
         Ok(number)

@@ -258,6 +258,30 @@ fn bytes_after_the_pickle_are_refused() {
 }
 
 #[test]
+fn a_long_name_is_not_repeated_without_bound() {
+    use super::pickle::opcode as op;
+    let name = "a".repeat(256 << 10);
+    let length = (name.len() as u32).to_le_bytes();
+    let kept = [&[op::BINUNICODE][..], &length, name.as_bytes(), &[op::LONG_BINPUT, 9, 9, 0, 0, op::POP]].concat();
+    // Frames on different lines that share the name.
+    let with_frame = |line: u8| {
+        let one = segment(0, 0x1000, 1024, vec![]).pickle(4);
+        let begin = [&b"\x8c\x06frames"[..], &[op::EMPTY_LIST, op::EMPTY_DICT, op::MARK]].concat();
+        let name = [&b"\x8c\x04name"[..], &[op::LONG_BINGET, 9, 9, 0, 0]].concat();
+        let line = [&b"\x8c\x04line"[..], &[op::BININT1, line, op::SETITEMS, op::APPEND, op::SETITEM]].concat();
+        [&one[2..one.len() - 1], &begin, &name, &line].concat()
+    };
+    let file = |count: u8| {
+        let segments: Vec<u8> = (0..count).flat_map(with_frame).collect();
+        [&[op::PROTO, 4][..], &kept, &[op::EMPTY_LIST, op::MARK], &segments, &[op::APPENDS, op::STOP]].concat()
+    };
+    let budget = MemoryBudget::of(16 << 20);
+    assert_eq!(Snapshot::read_within(&file(10)[..], budget).unwrap().stacks.count(), 11);
+    let complaint = Snapshot::read_within(&file(100)[..], budget).unwrap_err().to_string();
+    assert!(complaint.contains("needs more than 16.0 MiB of memory"), "{complaint}");
+}
+
+#[test]
 fn a_list_of_blocks_in_two_segments_is_refused_rather_than_copied() {
     use super::pickle::opcode as op;
     let one = segment(0, 0x1000, 1024, vec![block(0x1000, 512, "active_allocated")]).pickle(4);

@@ -2,7 +2,10 @@
 //!
 //! `parse` reads it, `write` writes it, `recording` makes a trace of it. It knows neither pickles nor traces.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt::{self, Write as _},
+    sync::Arc,
+};
 
 use crate::interner::Interner;
 use oomph_base::{Address, FileText, StreamId};
@@ -253,6 +256,28 @@ impl fmt::Display for StackFrame {
     }
 }
 
+/// A longer call site is cut. The names of C++ templates can be very long.
+const LONGEST_SITE: usize = 4 << 10;
+
+/// The first [`LONGEST_SITE`] bytes of what is written.
+#[derive(Default)]
+struct ClippedText {
+    text: String,
+    is_cut: bool,
+}
+
+impl fmt::Write for ClippedText {
+    fn write_str(&mut self, more: &str) -> fmt::Result {
+        let room = LONGEST_SITE - self.text.len();
+        if !self.is_cut {
+            let end = (0..=room.min(more.len())).rev().find(|&place| more.is_char_boundary(place)).unwrap_or(0);
+            self.text.push_str(&more[..end]);
+            self.is_cut = end < more.len();
+        }
+        Ok(())
+    }
+}
+
 /// Every distinct call stack of a snapshot, and every distinct frame.
 #[derive(Clone, Debug)]
 pub struct Stacks {
@@ -302,15 +327,19 @@ impl Stacks {
     }
 
     /// The call site as `file:line function`: the innermost Python frame, or the innermost frame of all. If it is in an
-    /// installed package, also the innermost frame of the program itself, which its author can change.
+    /// installed package, also the innermost frame of the program itself, which its author can change. At most
+    /// [`LONGEST_SITE`] bytes.
     #[must_use]
     pub fn site(&self, stack: StackId) -> Option<String> {
         let frame = self.frames(stack).find(|frame| frame.is_python()).or_else(|| self.frames(stack).next())?;
         let own = self.frames(stack).find(|frame| frame.is_python() && !frame.is_installed());
-        Some(match own.filter(|_| frame.is_installed()) {
-            Some(own) => format!("{frame} from {own}"),
-            None => frame.to_string(),
-        })
+        let mut site = ClippedText::default();
+        // The writer cannot fail.
+        let _ = match own.filter(|_| frame.is_installed()) {
+            Some(own) => write!(site, "{frame} from {own}"),
+            None => write!(site, "{frame}"),
+        };
+        Some(site.text)
     }
 }
 
@@ -342,6 +371,17 @@ mod stacks_tests {
         assert_eq!(stacks.site(native_only).as_deref(), Some("??:7 c10::malloc"));
         assert_eq!(stacks.intern(&[unwound, forward, main]), stack);
         assert_eq!(stacks.site(StackId::NONE), None);
+    }
+
+    #[test]
+    fn a_long_site_is_cut() {
+        let mut stacks = Stacks::default();
+        let name = "é".repeat(LONGEST_SITE);
+        let frame = stacks.intern_frame(StackFrame { filename: "a.py".into(), line: 7, name: name.as_str().into() });
+        let stack = stacks.intern(&[frame]);
+        let site = stacks.site(stack).unwrap();
+        assert!(site.starts_with("a.py:7 éé") && site.ends_with('é'), "{site}");
+        assert!((LONGEST_SITE - 1..=LONGEST_SITE).contains(&site.len()), "{}", site.len());
     }
 
     #[test]

@@ -12,8 +12,6 @@ use crate::{
 };
 use oomph_base::{Nanos, Progress, SiteId, StreamId, TagId};
 
-/// A longer call site is cut. The names of C++ templates can be very long.
-const LONGEST_SITE: usize = 4 << 10;
 /// The memory that all call sites may take.
 const ALL_SITES: MemoryBudget = MemoryBudget::of(1 << 30);
 
@@ -139,7 +137,7 @@ impl<'a> TraceConverter<'a> {
                 self.builder.free_on(slot, entry.stream);
             }
             Action::OutOfMemory => {
-                let site = self.recording.stacks.site(entry.stack).map(clipped);
+                let site = self.recording.stacks.site(entry.stack);
                 add_failed_request(&mut self.builder, entry.size, entry.stream, site.as_deref());
             }
             Action::FreeCompleted
@@ -177,7 +175,7 @@ impl<'a> TraceConverter<'a> {
             None => SiteId(0),
             Some(Some(site)) => *site,
             Some(None) => {
-                let text = self.recording.stacks.site(stack).map(clipped).unwrap_or_default();
+                let text = self.recording.stacks.site(stack).unwrap_or_default();
                 let site = match self.sites_budget.charge(text.len()) {
                     Ok(()) => self.builder.site(&text),
                     Err(_) => {
@@ -235,14 +233,6 @@ impl<'a> TraceConverter<'a> {
         }
         self.due_step = self.steps.begins_at(annotation).or(self.due_step);
     }
-}
-
-fn clipped(mut site: String) -> String {
-    if site.len() > LONGEST_SITE {
-        let boundary = (0..=LONGEST_SITE).rev().find(|&place| site.is_char_boundary(place)).unwrap_or(0);
-        site.truncate(boundary);
-    }
-    site
 }
 
 /// The streams that allocate, to guess which other stream used a block.

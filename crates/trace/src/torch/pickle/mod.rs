@@ -17,7 +17,7 @@ pub(crate) use machine::load;
 pub(crate) use value::{NodeId, PickleHeap, PickleValue, TextId};
 
 /// The longest accepted text. A stack frame with a template name has a few kilobytes.
-const LONGEST_TEXT: u64 = 64 << 20;
+const LONGEST_TEXT: u64 = 1 << 20;
 
 /// A pickle that cannot be read.
 #[derive(Debug, thiserror::Error)]
