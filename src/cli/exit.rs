@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::anyhow;
 
-use super::output;
+use super::{output, signals::on_signals};
 use crate::{base::abandon_unfinished_files, replay::ReplayError};
 
 // Exit codes are a contract with scripts. 101 stays free: it is the code of a panic.
@@ -151,7 +151,7 @@ impl SignalHandling {
 }
 
 /// A flag that the first signal sets.
-pub fn stop_flag(policy: StopPolicy) -> Result<Arc<AtomicBool>, ctrlc::Error> {
+pub fn stop_flag(policy: StopPolicy) -> io::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     SignalHandling::locked().stop = Some((policy, Arc::clone(&stop)));
     clean_up_on_signals()?;
@@ -160,10 +160,10 @@ pub fn stop_flag(policy: StopPolicy) -> Result<Arc<AtomicBool>, ctrlc::Error> {
 
 /// From now on, a signal deletes unfinished files before it ends the program. A command with a stop flag is ended by the
 /// second one.
-pub fn clean_up_on_signals() -> Result<(), ctrlc::Error> {
+pub fn clean_up_on_signals() -> io::Result<()> {
     let mut signals = SignalHandling::locked();
     if !signals.installed {
-        ctrlc::set_handler(handle_signal)?;
+        on_signals(handle_signal)?;
         signals.installed = true;
     }
     Ok(())

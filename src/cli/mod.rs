@@ -27,6 +27,7 @@ mod record;
 mod replay;
 mod report;
 mod run;
+mod signals;
 mod source;
 mod stress;
 mod techniques;

@@ -15,6 +15,7 @@ use std::{
 use super::{
     exit::{self, CommandError, CommandResult},
     output,
+    signals::on_signals,
 };
 use crate::suite::worker::{STOP, carry_out, read_case};
 
@@ -24,7 +25,7 @@ const EXIT_TIME: Duration = Duration::from_secs(2);
 pub fn run() -> CommandResult {
     // Ctrl-C reaches every process of a terminal, and batch systems signal all of them. The parent
     // decides whether the case is worth finishing, and says so on standard input.
-    ctrlc::set_handler(|| {})?;
+    on_signals(|| {})?;
     let mut line = String::new();
     io::stdin().lock().read_line(&mut line)?;
     // Before the listener starts: it ends the process as soon as standard input ends.

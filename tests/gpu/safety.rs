@@ -189,11 +189,11 @@ fn signal(name: &str, child: &Child) {
 }
 
 #[test]
-fn two_ctrl_c_free_all_memory() {
-    memory_comes_back_after("Ctrl-C, twice", |run| {
-        signal("INT", run);
+fn two_signals_free_all_memory() {
+    memory_comes_back_after("SIGTERM, twice", |run| {
+        signal("TERM", run);
         thread::sleep(Duration::from_millis(300));
-        signal("INT", run);
+        signal("TERM", run);
     });
 }
 
@@ -203,7 +203,7 @@ fn killed_run_frees_all_memory() {
 }
 
 #[test]
-fn ctrl_c_finishes_the_case_and_frees_memory() {
+fn one_signal_finishes_the_case_and_frees_memory() {
     let Some((mut watcher, _guard)) = gpu() else { return };
     let folder = TempDir::new().unwrap();
     let before = free(&mut watcher);
@@ -216,13 +216,13 @@ fn ctrl_c_finishes_the_case_and_frees_memory() {
         .unwrap();
     let rows = |folder: &Path| fs::read_to_string(folder.join("out/runs.csv")).map_or(0, |text| text.lines().count());
     wait_until("the first case is done", || rows(folder.path()) > 1);
-    signal("INT", &run);
+    signal("TERM", &run);
     assert_eq!(run.wait().unwrap().code(), Some(130));
     let text = fs::read_to_string(folder.path().join("out/runs.csv")).unwrap();
     assert!(!text.contains(",error,") && !text.contains(",interrupted,"), "{text}");
     wait_until("its memory is free again", || free(&mut watcher) + SLACK >= before);
     println!(
-        "one Ctrl-C: {} cases were kept; {before} bytes were free, {} are",
+        "one SIGTERM: {} cases were kept; {before} bytes were free, {} are",
         rows(folder.path()) - 1,
         free(&mut watcher)
     );

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use crate::command::{end_within, oomph, remove_checksums, run, signal, wait_until};
+use crate::command::{end_within, oomph, remove_checksums, run, signal, wait_until, with_default_signals};
 use tempfile::TempDir;
 
 fn empty() -> TempDir {
@@ -465,12 +465,9 @@ fn ctrl_c_keeps_cases_and_resume_continues() {
         seeds.join(",")
     );
     fs::write(folder.path().join("long.toml"), suite).unwrap();
-    let mut child = oomph(&folder)
-        .args(["run", "./long.toml", "--jobs", "1", "--output", "out", "--format", "csv"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut command = oomph(&folder);
+    command.args(["run", "./long.toml", "--jobs", "1", "--output", "out", "--format", "csv"]);
+    let mut child = with_default_signals(&command).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let rows = folder.path().join("out/runs.csv");
     wait_until("there are rows", || fs::read_to_string(&rows).ok().filter(|text| text.lines().count() > 3));
     signal("INT", child.id().into());
@@ -482,6 +479,26 @@ fn ctrl_c_keeps_cases_and_resume_continues() {
     assert!((3..400).contains(&kept), "{kept} cases were kept");
     run(&folder, &["run", "./long.toml", "--resume", "out", "--format", "csv"], 0);
     assert_eq!(fs::read_to_string(&rows).unwrap().lines().count() - 1, 400);
+}
+
+/// As under nohup.
+#[test]
+fn ignored_signal_stays_ignored() {
+    let folder = empty();
+    let mut command = Command::new("env");
+    command.arg("--ignore-signal=HUP").arg(env!("CARGO_BIN_EXE_oomph")).current_dir(folder.path());
+    command.args(["convert", "training", "out.oomph", "--set", "steps=100000000"]);
+    let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let is_writing = || {
+        let files = fs::read_dir(folder.path()).unwrap();
+        files.flatten().any(|file| file.file_name().to_string_lossy().ends_with(".partial")).then_some(())
+    };
+    wait_until("there is a temporary file", is_writing);
+    signal("HUP", child.id().into());
+    thread::sleep(Duration::from_millis(300));
+    assert_eq!(is_writing(), Some(()));
+    signal("TERM", child.id().into());
+    assert_eq!(end_within(Duration::from_secs(20), child).status.code(), Some(130));
 }
 
 #[test]

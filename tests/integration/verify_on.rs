@@ -142,7 +142,7 @@ fn first_signal_prints_completed_cases() {
         .spawn()
         .unwrap();
     thread::sleep(Duration::from_secs(2));
-    signal("INT", child.id().into());
+    signal("TERM", child.id().into());
     let output = end_within(Duration::from_secs(20), child);
     let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert_eq!(output.status.code(), Some(130), "{out}{err}");

@@ -30,7 +30,8 @@ fn output_of(folder: &TempDir, arguments: &[&str]) -> Output {
 
 /// Starts the program in its own process group, as a shell does.
 fn start(folder: &TempDir, arguments: &[&str]) -> Child {
-    oomph(folder, arguments).process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    let mut command = command::with_default_signals(&oomph(folder, arguments));
+    command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 /// The worker of a process, once it has read its case: it then has a listening thread and a working

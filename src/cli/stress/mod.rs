@@ -18,6 +18,7 @@ use super::{
     exit::{self, CommandError, CommandResult},
     options::DeviceChoice,
     output,
+    signals::on_signals,
 };
 use crate::{base::exit_description, plugin, strategy::StrategySpec, stress::is_under_test};
 
@@ -134,7 +135,7 @@ fn needs_second_process(strategies: &[String], device: &DeviceChoice) -> Result<
 fn run_in_second_process() -> CommandResult {
     // Ctrl-C reaches both processes. The second one ends in order, and this one must return its
     // exit code.
-    ctrlc::set_handler(|| {})?;
+    on_signals(|| {})?;
     let program = env::current_exe().map_err(CommandError::usage)?;
     let status = Command::new(program).args(env::args_os().skip(1)).arg(format!("--{SECOND_PROCESS}")).status()?;
     match status.code().and_then(|code| u8::try_from(code).ok()) {
