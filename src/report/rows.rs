@@ -187,7 +187,7 @@ impl CsvTable {
             }
         }
         // A cut row cannot contain a whole one.
-        let lines = rest.split_inclusive(|&byte| byte == b'\n').skip(1).filter_map(|line| lone_record(line));
+        let lines = rest.split_inclusive(|&byte| byte == b'\n').skip(1).filter_map(lone_record);
         for line in lines.filter(|line| line.len() == columns.len()) {
             if checksum.is_none_or(|place| has_checksum(&columns, &line, place)) {
                 return Err(refused(extent.lines + 1, STRAY_QUOTE));

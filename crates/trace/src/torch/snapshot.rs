@@ -328,7 +328,7 @@ impl Stacks {
 
     /// The call site as `file:line function`: the innermost Python frame, or the innermost frame of all. If it is in an
     /// installed package, also the innermost frame of the program itself, which its author can change. At most
-    /// [`LONGEST_SITE`] bytes.
+    /// `LONGEST_SITE` bytes.
     #[must_use]
     pub fn site(&self, stack: StackId) -> Option<String> {
         let frame = self.frames(stack).find(|frame| frame.is_python()).or_else(|| self.frames(stack).next())?;
