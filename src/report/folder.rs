@@ -16,7 +16,10 @@ use super::{
     rows::{self, CsvRow, RowFile},
     scenario,
 };
-use crate::measure::{CaseDetail, CaseRecord, SCHEMA, TimingRecord};
+use crate::{
+    base::remove_left_files,
+    measure::{CaseDetail, CaseRecord, SCHEMA, TimingRecord},
+};
 
 /// A run's folder: `env.json`, `plan.csv`, `runs.csv`, `timings.csv`, `cases/`, and after
 /// [`finish`](RunFolder::finish) `comparison.csv` and `summary.md`.
@@ -143,8 +146,9 @@ impl RunFolder {
         let mut kept: HashSet<String> = records.iter().map(|record| record.case_id.clone()).collect();
         kept.extend(ThresholdFiles::open(path)?.completed_cases());
         let plan = continued_plan(path, environment, plan, &kept)?;
-        PlannedCase::write(path, &plan)?;
         fs::create_dir_all(path.join("cases")).map_err(ReportError::io(path))?;
+        remove_left_files(path).and_then(|()| remove_left_files(&path.join("cases"))).map_err(ReportError::io(path))?;
+        PlannedCase::write(path, &plan)?;
         RunFolder::with_rows(path, lock, &there, records, timings)
     }
 
@@ -263,6 +267,7 @@ impl<T: FolderRecord> RecordFolder<T> {
         records.retain(T::is_final);
         let kept = records.iter().map(T::id).collect();
         let plan = continued_plan(path, environment, plan, &kept)?;
+        remove_left_files(path).map_err(ReportError::io(path))?;
         PlannedCase::write(path, &plan)?;
         RecordFolder::with(path, lock, records)
     }
@@ -504,6 +509,9 @@ mod tests {
         let broken = CaseRecord { status: Status::Error, ..case("c").0 };
         run.append(&broken, &CaseDetail { case_id: broken.case_id.clone(), ..CaseDetail::default() }).unwrap();
         drop(run);
+        for left in ["runs.csv.123-4.partial", "cases/a.json.gz.123-5.partial"] {
+            fs::write(resumed.path().join(left), "half").unwrap();
+        }
 
         let run = RunFolder::resume(resumed.path(), &environment(), &plan()).unwrap();
         assert_eq!(run.completed_cases(), BTreeSet::from([record.case_id]), "a broken case runs again");

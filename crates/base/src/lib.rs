@@ -23,7 +23,9 @@ pub use catalog::{Catalog, CatalogEntry, did_you_mean, did_you_mean_among, neare
 pub use file_text::{FileText, escaped, escaped_lines, escaped_markdown};
 pub use layout::{BlockState, BlockView, Layout, SegmentView};
 pub use memory_limit::{MemoryLimit, MemoryLimitError, TypedSizeError};
-pub use output_file::{OutputFile, abandon_unfinished_files, copy_until_exit, replaced_file, write_file};
+pub use output_file::{
+    OutputFile, abandon_unfinished_files, copy_until_exit, remove_left_files, replaced_file, write_file,
+};
 pub use parallel::{parallel_for_each, parallel_map};
 pub use parameter::{Parameter, ParameterValues};
 pub use path_text::{path_text, text_path};

@@ -278,6 +278,27 @@ impl Drop for UnfinishedFile {
     }
 }
 
+/// Deletes the temporary files that killed processes left in a folder. No other process may be writing into it.
+pub fn remove_left_files(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        if is_temporary_name(&entry.file_name()) && entry.file_type()?.is_file() {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a name is one of [`temporary_name`]: `NAME.PROCESS-COUNT.partial`.
+fn is_temporary_name(name: &OsStr) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let name = name.to_string_lossy();
+    let numbers = name.strip_suffix(".partial").and_then(|name| name.rsplit_once('.'));
+    numbers
+        .and_then(|(_, numbers)| numbers.split_once('-'))
+        .is_some_and(|(process, count)| is_number(process) && is_number(count))
+}
+
 fn temporary_name(target: &Path) -> OsString {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let ending = format!(".{}-{}.partial", process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
@@ -354,6 +375,19 @@ mod tests {
         assert_eq!(names(folder.path()), [""; 0]);
         write_file(&path, b"whole").unwrap();
         assert_eq!((names(folder.path()), fs::read(&path).unwrap()), (vec!["a.txt".to_owned()], b"whole".to_vec()));
+    }
+
+    #[test]
+    fn left_files_are_removed_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let left = temporary_name(Path::new("runs.csv")).into_string().unwrap();
+        for name in [left.as_str(), "runs.csv", "a.partial", "a.1.partial", "a.1-x.partial", "notes.12-3.partial.txt"] {
+            fs::write(folder.path().join(name), "").unwrap();
+        }
+        remove_left_files(folder.path()).unwrap();
+        let kept = ["a.1-x.partial", "a.1.partial", "a.partial", "notes.12-3.partial.txt", "runs.csv"];
+        assert_eq!(names(folder.path()), kept);
+        assert!(remove_left_files(&folder.path().join("none")).is_err());
     }
 
     #[test]
