@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     answer::compare::{CompareError, Comparison, Run, TimeTolerance, compare},
-    base::text_path,
+    base::{escaped, text_path},
     report::{Render, StoredRun},
 };
 
@@ -183,6 +183,7 @@ fn complain_of_gaps(run: &StoredRun) -> usize {
 fn in_memory(run: StoredRun) -> Run {
     let StoredRun { path, environment, records, timings, .. } = run;
     // Times of different processors, or different numbers of them, cannot be compared.
-    let machine = format!("{}, {} CPUs, {}", environment.machine, environment.cpus, environment.device_name);
+    let (processor, device) = (escaped(&environment.machine), escaped(&environment.device_name));
+    let machine = format!("{processor}, {} CPUs, {device}", environment.cpus);
     Run { name: path.display().to_string(), machine, records, timings }
 }

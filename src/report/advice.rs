@@ -599,13 +599,13 @@ mod tests {
     fn recording_with_an_oom_says_how_it_failed() {
         let end = FinalOom {
             requested_bytes: 700 * MIB,
-            site: Some("torch/nn/linear.py:7 forward from train.py:45 <module>".to_owned()),
+            site: Some("torch/nn/linear.py:7 forward from train.py:45 <module>".into()),
             allocated_bytes: 6300 * MIB,
             reserved_bytes: 6600 * MIB,
             device_free_bytes: 200 * MIB,
             room_bytes: Some(6800 * MIB),
             own_limit: None,
-            holders: vec![MemoryHolder { site: "model.py:3 f".to_owned(), blocks: 24, bytes: 2048 * MIB }],
+            holders: vec![MemoryHolder { site: "model.py:3 f".into(), blocks: 24, bytes: 2048 * MIB }],
         };
         let limit_bytes = end.room_bytes;
         let died = Advice { dead_end: Some(end.clone()), limit_bytes, fits: Some(true), ..advised() };

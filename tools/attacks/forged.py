@@ -11,8 +11,10 @@ import pty
 import random
 import select
 import shutil
+import struct
 import tempfile
 import time
+import zlib
 from pathlib import Path
 
 from .program import CORPUS
@@ -97,11 +99,19 @@ def toml(pick, kind):
     return data[:place] + (forged(pick) if raw else bad) + data[place:]
 
 
+def row_checksum(columns, cells):
+    """The checksum of a row, as `src/report/checksum.rs` computes it: whoever forges a name can compute it, too."""
+    texts = [text.encode() for text in [*columns, *cells]]
+    return f"{zlib.crc32(b''.join(struct.pack('<Q', len(text)) + text for text in texts)):08x}"
+
+
 def table(pick, data):
     rows = list(csv.reader(io.StringIO(data.decode())))
     row = pick.choice(rows)
     cell = pick.randrange(len(row))
     row[cell] += forged_for_page(pick)
+    if rows[0][-1] == "row_crc32" and row is not rows[0]:
+        row[-1] = row_checksum(rows[0][:-1], row[:-1])
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)
     return out.getvalue().encode()
@@ -164,13 +174,18 @@ class ForgeAttack:
         shutil.copytree(self.samples.folder / "run", folder / "run")
         if kind == "env.json":
             path = folder / "run" / "env.json"
-            path.write_text(json.dumps(forge_texts(pick, json.loads(path.read_text()), 0.4, forged_for_page)))
+            value = json.loads(path.read_text())
+            # Older releases wrote no checksum.
+            value.pop("crc32", None)
+            path.write_text(json.dumps(forge_texts(pick, value, 0.4, forged_for_page)))
         elif kind == "runs.csv":
             path = folder / "run" / pick.choice(["runs.csv", "timings.csv"])
             path.write_bytes(table(pick, path.read_bytes()))
         else:
             path = pick.choice(sorted((folder / "run" / "cases").iterdir()))
-            value = forge_texts(pick, json.loads(gzip.decompress(path.read_bytes())), 0.3, forged_for_page)
+            value = json.loads(gzip.decompress(path.read_bytes()))
+            value.pop("crc32", None)
+            value = forge_texts(pick, value, 0.3, forged_for_page)
             path.write_bytes(gzip.compress(json.dumps(value).encode()))
         return pick.choice(OF_RUNS)
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{Event, InitialLayout, Tables};
-use oomph_base::Progress;
+use oomph_base::{Progress, escaped};
 
 /// How many events a chunk holds at most: 128 KiB, so that it stays in the second-level cache.
 pub const CHUNK_EVENTS: usize = 4096;
@@ -144,7 +144,7 @@ pub enum TraceError {
         source: io::Error,
     },
     /// A line that cannot be parsed.
-    #[error("{path}:{line}: {reason}")]
+    #[error("{path}:{line}: {}", escaped(reason))]
     Syntax {
         /// The file.
         path: PathBuf,
@@ -154,7 +154,7 @@ pub enum TraceError {
         reason: String,
     },
     /// A file in an unknown format or version.
-    #[error("{path}: {reason}")]
+    #[error("{path}: {}", escaped(reason))]
     Format {
         /// The file.
         path: PathBuf,
@@ -162,7 +162,7 @@ pub enum TraceError {
         reason: String,
     },
     /// An event that contradicts those before it.
-    #[error("event {index}: {reason}")]
+    #[error("event {index}: {}", escaped(reason))]
     Contradiction {
         /// The event, from 0.
         index: u64,
@@ -323,6 +323,18 @@ mod progress_tests {
     use super::*;
     use crate::{CHUNK_EVENTS, Op, Trace};
     use oomph_base::{NoProgress, ProgressLog};
+
+    #[test]
+    fn reasons_cannot_forge_lines() {
+        let (path, reason) = (PathBuf::from("a"), "unknown word `x\nerror: forged`".to_owned());
+        for error in [
+            TraceError::Syntax { path: path.clone(), line: 3, reason: reason.clone() },
+            TraceError::Format { path, reason: reason.clone() },
+            TraceError::Contradiction { index: 7, reason },
+        ] {
+            assert!(error.to_string().ends_with(r"unknown word `x\nerror: forged`"), "{error}");
+        }
+    }
 
     fn long() -> Box<dyn Source> {
         let events = (0..10 * CHUNK_EVENTS as u64).map(|nanos| Event::of(Op::Idle { nanos })).collect();

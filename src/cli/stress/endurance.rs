@@ -15,7 +15,7 @@ use super::{
     common::{exit_code, jobs, save_failure, with_progress},
 };
 use crate::{
-    base::{Bytes, GIB, MemoryLimit, read_text_file},
+    base::{Bytes, GIB, MemoryLimit, escaped, read_text_file},
     cli::{
         VERSION,
         exit::{self, CommandError, CommandResult, StopPolicy},
@@ -213,7 +213,7 @@ impl EnduranceOptions {
             read => read.with_context(|| format!("{} cannot be read", path.display())).map_err(CommandError::usage)?,
         };
         let refused = |reason: String| CommandError::usage(anyhow!("{} cannot be added to: {reason}", path.display()));
-        let state: StressState = serde_json::from_str(&text).map_err(|error| refused(error.to_string()))?;
+        let state: StressState = serde_json::from_str(&text).map_err(|error| refused(escaped(&error.to_string()).into_owned()))?;
         state.check(kind).map_err(refused)?;
         Ok(state)
     }

@@ -11,7 +11,7 @@ use std::{
 use serde::Deserialize;
 
 use super::Counters;
-use crate::base::read_within;
+use crate::base::{escaped, read_within};
 
 /// A table with 100,000 rows has about 8 MiB.
 const LARGEST_TABLE: u64 = 16 << 20;
@@ -51,7 +51,7 @@ pub enum CompanionError {
         source: io::Error,
     },
     /// Not a table, or a field is not a number.
-    #[error("{}: {reason}", path.display())]
+    #[error("{}: {}", path.display(), escaped(reason))]
     Format {
         /// Which file.
         path: PathBuf,

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use serde::Serialize;
 
 use super::{Action, Recording, SnapshotBlockState, StackId, TraceEntry};
-use oomph_base::{Address, Bytes, MIB};
+use oomph_base::{Address, Bytes, FileText, MIB};
 use oomph_pytorch::AllocatorSettings;
 
 /// The number of memory holders in a report.
@@ -21,7 +21,7 @@ pub struct FinalOom {
     /// The request, rounded as the allocator does.
     pub requested_bytes: u64,
     /// The call site of the request.
-    pub site: Option<String>,
+    pub site: Option<FileText>,
     /// Allocated bytes.
     pub allocated_bytes: u64,
     /// Reserved bytes.
@@ -40,7 +40,7 @@ pub struct FinalOom {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MemoryHolder {
     /// The call site.
-    pub site: String,
+    pub site: FileText,
     /// How many there are.
     pub blocks: u64,
     /// Their bytes.
@@ -77,7 +77,7 @@ impl Recording {
         let driver_refused = failed.fills_the_device();
         Some(FinalOom {
             requested_bytes: failed.size,
-            site: self.stacks.site(failed.stack),
+            site: self.stacks.site(failed.stack).map(FileText::from),
             allocated_bytes: held.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes)),
             reserved_bytes,
             device_free_bytes,
@@ -111,9 +111,9 @@ impl Recording {
     }
 
     fn holders(&self, held: &[(StackId, u64)]) -> Vec<MemoryHolder> {
-        let mut by_site: BTreeMap<String, MemoryHolder> = BTreeMap::new();
+        let mut by_site: BTreeMap<FileText, MemoryHolder> = BTreeMap::new();
         for &(stack, bytes) in held {
-            let Some(site) = self.stacks.site(stack) else { continue };
+            let Some(site) = self.stacks.site(stack).map(FileText::from) else { continue };
             let holder = by_site.entry(site.clone()).or_insert(MemoryHolder { site, ..MemoryHolder::default() });
             holder.blocks += 1;
             holder.bytes = holder.bytes.saturating_add(bytes);
@@ -425,7 +425,7 @@ mod tests {
             (block.state, block.stack) = (SnapshotBlockState::Allocated, stack);
         }
         let end = died.dead_end().unwrap();
-        let holder = |site: &str, blocks, mib| MemoryHolder { site: site.to_owned(), blocks, bytes: mib * MIB };
+        let holder = |site: &str, blocks, mib| MemoryHolder { site: site.into(), blocks, bytes: mib * MIB };
         assert_eq!(end.holders, [holder("train.py:3 f", 2, 20), holder("train.py:9 f", 1, 12)]);
         assert_eq!(recorded(10 * MIB, &[]).dead_end().unwrap().holders, []);
     }

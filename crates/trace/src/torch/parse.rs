@@ -14,7 +14,7 @@ use super::{
     pickle::{self, NodeId, PickleError, PickleFault, PickleHeap, PickleValue, TextId},
 };
 use crate::memory_budget::{MemoryBudget, OutOfBudget};
-use oomph_base::{Address, FileText, StreamId};
+use oomph_base::{Address, FileText, StreamId, escaped};
 use oomph_pytorch::{ReleaseSpan, SMALL_BUFFER};
 
 /// A snapshot that cannot be read.
@@ -166,7 +166,7 @@ impl SnapshotParser<'_> {
         let mut unknown: Vec<_> = entries.unknown.iter().collect();
         unknown.sort();
         for (name, count) in unknown {
-            let sentence = format!("{count} entries with the unknown action `{}`: left out", self.heap.text(*name));
+            let sentence = format!("{count} entries with the unknown action `{}`: left out", escaped(self.heap.text(*name)));
             snapshot.missing.push(sentence);
         }
         let omitted = self.omissions.counts.iter().map(|(sentence, count)| format!("{count} {sentence}"));
@@ -291,7 +291,7 @@ impl SnapshotParser<'_> {
                 }
                 Some(state) if SnapshotWord::Inactive.is(state) => SnapshotBlockState::Inactive,
                 Some(PickleValue::Text(text)) => {
-                    let state = self.heap.text(text);
+                    let state = escaped(self.heap.text(text));
                     return Err(shape(place, index, &format!("of the blocks has the unknown state `{state}`")));
                 }
                 _ => return Err(shape(place, index, "of the blocks has no `state`")),
