@@ -213,7 +213,8 @@ impl EnduranceOptions {
             read => read.with_context(|| format!("{} cannot be read", path.display())).map_err(CommandError::usage)?,
         };
         let refused = |reason: String| CommandError::usage(anyhow!("{} cannot be added to: {reason}", path.display()));
-        let state: StressState = serde_json::from_str(&text).map_err(|error| refused(escaped(&error.to_string()).into_owned()))?;
+        let state: StressState =
+            serde_json::from_str(&text).map_err(|error| refused(escaped(&error.to_string()).into_owned()))?;
         state.check(kind).map_err(refused)?;
         Ok(state)
     }

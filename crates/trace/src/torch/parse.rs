@@ -166,7 +166,8 @@ impl SnapshotParser<'_> {
         let mut unknown: Vec<_> = entries.unknown.iter().collect();
         unknown.sort();
         for (name, count) in unknown {
-            let sentence = format!("{count} entries with the unknown action `{}`: left out", escaped(self.heap.text(*name)));
+            let sentence =
+                format!("{count} entries with the unknown action `{}`: left out", escaped(self.heap.text(*name)));
             snapshot.missing.push(sentence);
         }
         let omitted = self.omissions.counts.iter().map(|(sentence, count)| format!("{count} {sentence}"));

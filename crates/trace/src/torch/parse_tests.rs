@@ -260,7 +260,11 @@ fn bytes_after_the_pickle_are_refused() {
 #[test]
 fn names_in_notes_and_errors_are_escaped() {
     let snapshot = read(&whole(vec![], vec![vec![entry("new\nline", 1, 5)]]));
-    assert!(snapshot.missing.iter().any(|note| note.contains(r"the unknown action `new\nline`")), "{:?}", snapshot.missing);
+    assert!(
+        snapshot.missing.iter().any(|note| note.contains(r"the unknown action `new\nline`")),
+        "{:?}",
+        snapshot.missing
+    );
     let blocks = vec![block(0x1000, 512, "new\nline")];
     let refusal = complaint(&whole(vec![segment(0, 0x1000, 1024, blocks)], vec![]));
     assert!(refusal.ends_with(r"the unknown state `new\nline`"), "{refusal}");
