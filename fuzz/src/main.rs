@@ -17,6 +17,7 @@ use oomph::{
         Device, DeviceSpec,
         sim::{ProfileFile, SimConfig, SimDevice},
     },
+    measure::file_stem,
     models::Recipe,
     pytorch::AllocatorSettings,
     replay::verify::{Companion, Counters, verify_with_limit},
@@ -170,7 +171,7 @@ fn rows(file: &[u8]) {
 }
 
 fn case_file(file: &[u8]) {
-    saved("cases/fuzz.json.gz", file);
+    saved(&format!("cases/{}.json.gz", file_stem("fuzz")), file);
     let _ = report::read_detail(&FOLDER, "fuzz");
 }
 
