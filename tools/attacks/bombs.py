@@ -214,4 +214,4 @@ class BombAttack:
             kept = [path] if path.is_file() and size < SMALL_FILE else []
             self.failures.add(f"bomb-{path.stem}", kind, f"{' '.join(command)}: {words}", ended, kept)
         what = f"{path.name} ({size} bytes), {' '.join(command)}: exit code {ended.code}"
-        return (ended.peak_bytes, what), (ended.seconds, what)
+        return (ended.peak_bytes, what), (ended.cpu_seconds, what)

@@ -280,7 +280,7 @@ class MutationAttack:
     def judge(self, name, ended, paths, input_bytes, data_out, quiet=()):
         command = f"{name}: {' '.join(ended.args)[:100]}"
         self.ends[ended.code] = self.ends.get(ended.code, 0) + 1
-        self.slowest = max(self.slowest, (ended.seconds, command))
+        self.slowest = max(self.slowest, (ended.cpu_seconds, command))
         self.largest = max(self.largest, (ended.peak_bytes, command))
         for kind, words in self.program.faults(ended, data_out, input_bytes):
             if kind not in quiet:

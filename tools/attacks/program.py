@@ -13,7 +13,10 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CORPUS = REPOSITORY / "fuzz" / "corpus"
+# Of processor time: the machine may be busy.
 MOST_SECONDS = 20
+# A start that waits for something is ended.
+MOST_WAITING = 120
 MOST_BYTES = 1 << 30
 SMALL_FILE = 1 << 20
 # Files of one kind of failure that are kept.
@@ -28,12 +31,13 @@ CONTROL = re.compile(
 class Ended:
     """How a start ended."""
 
-    def __init__(self, args, code, out, err, seconds, peak_bytes, overdue):
+    def __init__(self, args, code, out, err, seconds, cpu_seconds, peak_bytes, overdue):
         self.args = args
         self.code = code
         self.out = out
         self.err = err
         self.seconds = seconds
+        self.cpu_seconds = cpu_seconds
         self.peak_bytes = peak_bytes
         self.overdue = overdue
 
@@ -68,7 +72,7 @@ class Program:
             start_new_session=True,
         )
 
-    def start(self, args, folder, extra=None, seconds=MOST_SECONDS, kill_after=None, kill_with=signal.SIGKILL):
+    def start(self, args, folder, extra=None, seconds=MOST_WAITING, kill_after=None, kill_with=signal.SIGKILL):
         """Runs to the end. With `kill_after`, the signal is sent after that many seconds."""
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             began = time.monotonic()
@@ -83,7 +87,7 @@ class Program:
                 except ProcessLookupError:
                     pass
 
-            timers = [threading.Timer(seconds + 1, end, (signal.SIGKILL, True))]
+            timers = [threading.Timer(seconds, end, (signal.SIGKILL, True))]
             if kill_after is not None:
                 timers.append(threading.Timer(kill_after, end, (kill_with, False)))
             for timer in timers:
@@ -101,6 +105,7 @@ class Program:
                 out.read(64 << 20),
                 err.read(1 << 20),
                 elapsed,
+                usage.ru_utime + usage.ru_stime,
                 usage.ru_maxrss << 10,
                 overdue.is_set(),
             )
@@ -110,8 +115,10 @@ class Program:
         contain names as they are in the file."""
         found = []
         if ended.overdue:
-            found.append(("slow", f"not ended after {MOST_SECONDS} s"))
-        elif ended.code < 0:
+            found.append(("slow", f"not ended after {ended.seconds:.0f} s"))
+        elif ended.cpu_seconds > MOST_SECONDS:
+            found.append(("slow", f"took {ended.cpu_seconds:.0f} s of processor time"))
+        if ended.code < 0 and not ended.overdue:
             found.append(("signal", f"ended by signal {-ended.code}"))
         elif ended.code not in self.codes:
             found.append(("exit", f"exit code {ended.code} is not documented"))
