@@ -23,10 +23,23 @@ impl MemoryBudget {
     /// and the most regular recordings compress to one hundredth.
     const BYTES_PER_FILE_BYTE: u64 = 512;
 
-    /// For the content of a file: a small one must not fill the machine.
+    /// The same for logs of calls. An event takes 24 bytes, but a replay takes several times the memory of its trace.
+    const SMALLEST_LOG_BYTES: u64 = 64 << 20;
+    const BYTES_PER_LOG_BYTE: u64 = 128;
+
+    /// For the content of a recording: a small file must not fill the machine.
     pub(crate) fn for_file(path: &Path) -> MemoryBudget {
+        MemoryBudget::within(path, MemoryBudget::SMALLEST_BYTES, MemoryBudget::BYTES_PER_FILE_BYTE)
+    }
+
+    /// For the content of a log of calls.
+    pub(crate) fn for_log(path: &Path) -> MemoryBudget {
+        MemoryBudget::within(path, MemoryBudget::SMALLEST_LOG_BYTES, MemoryBudget::BYTES_PER_LOG_BYTE)
+    }
+
+    fn within(path: &Path, smallest: u64, per_byte: u64) -> MemoryBudget {
         let file_bytes = fs::metadata(path).map_or(0, |file| file.len());
-        let bytes = MemoryBudget::SMALLEST_BYTES.saturating_add(file_bytes.saturating_mul(Self::BYTES_PER_FILE_BYTE));
+        let bytes = smallest.saturating_add(file_bytes.saturating_mul(per_byte));
         MemoryBudget::of(bytes.min(MemoryBudget::DEFAULT.whole))
     }
 

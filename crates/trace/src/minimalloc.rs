@@ -66,7 +66,7 @@ pub(crate) fn read(input: Input<'_>, path: &Path) -> Result<Trace, TraceError> {
     let header = lines.next_text()?.unwrap_or_default().to_owned();
     let missing = |column| lines.syntax_error(format!("no column `{column}`; id, lower, upper and size are needed"));
     let columns = BufferColumns::of(&header).map_err(missing)?;
-    let mut budget = MemoryBudget::for_file(path);
+    let mut budget = MemoryBudget::for_log(path);
     let mut buffers: Vec<BufferRow> = Vec::new();
     // Moment, whether the buffer begins, its index. Sorted, the frees of a moment come first.
     let mut moments: Vec<(u64, bool, u32)> = Vec::new();

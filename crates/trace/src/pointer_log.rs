@@ -74,7 +74,7 @@ impl PointerLog {
             steps: Vec::new(),
             labels: Interner::default(),
             builder: TraceBuilder::new(),
-            budget: MemoryBudget::for_file(path),
+            budget: MemoryBudget::for_log(path),
         }
     }
 
