@@ -9,6 +9,7 @@ What fails is kept in attack-failures/, with the command line that repeats it. E
 Needs Python 3.9 and nothing else. SECURITY.md says what is promised."""
 
 import argparse
+import importlib
 import sys
 import tempfile
 import time
@@ -34,57 +35,30 @@ def main():
         print(f"== {name}, seed {options.seed}", flush=True)
         before, began = failures.total, time.monotonic()
         with tempfile.TemporaryDirectory(prefix="oomph-attack-") as work:
-            ATTACKS[name](program, failures, options, work)
+            attack(name, program, failures, options, work)
         print(f"{name}: {failures.total - before} failures, {time.monotonic() - began:.0f} s", flush=True)
     for kind, count in sorted(failures.counts.items()):
         print(f"  {count:6}  {kind}")
     return 1 if failures.total else 0
 
 
-def mutate(program, failures, options, work):
-    from attacks.mutate import MutationAttack
-    MutationAttack(program, failures, options, work).run()
-
-
-def flips(program, failures, options, work):
-    from attacks.flips import FlipAttack
-    FlipAttack(program, failures, options, work).run()
-
-
-def kills(program, failures, options, work):
-    from attacks.folders import FolderAttack
-    FolderAttack(program, failures, options, work).kills()
-
-
-def concurrent(program, failures, options, work):
-    from attacks.folders import FolderAttack
-    FolderAttack(program, failures, options, work).concurrent()
-
-
-def full_disk(program, failures, options, work):
-    from attacks.folders import FolderAttack
-    FolderAttack(program, failures, options, work).full_disk()
-
-
-def forged(program, failures, options, work):
-    from attacks.forged import ForgeAttack
-    ForgeAttack(program, failures, options, work).run()
-
-
-def bombs(program, failures, options, work):
-    from attacks.bombs import BombAttack
-    BombAttack(program, failures, options, work).run()
-
-
+# Each attack: its module, class and method.
 ATTACKS = {
-    "mutate": mutate,
-    "flips": flips,
-    "kills": kills,
-    "concurrent": concurrent,
-    "full-disk": full_disk,
-    "forged": forged,
-    "bombs": bombs,
+    "mutate": ("mutate", "MutationAttack", "run"),
+    "flips": ("flips", "FlipAttack", "run"),
+    "kills": ("folders", "FolderAttack", "kills"),
+    "concurrent": ("folders", "FolderAttack", "concurrent"),
+    "full-disk": ("folders", "FolderAttack", "full_disk"),
+    "forged": ("forged", "ForgeAttack", "run"),
+    "bombs": ("bombs", "BombAttack", "run"),
 }
+
+
+def attack(name, program, failures, options, work):
+    module, kind, method = ATTACKS[name]
+    made = getattr(importlib.import_module(f"attacks.{module}"), kind)(program, failures, options, work)
+    getattr(made, method)()
+
 
 if __name__ == "__main__":
     sys.exit(main())

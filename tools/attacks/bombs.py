@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from .program import CORPUS, SMALL_FILE
+from .program import CORPUS, SMALL_FILE, Attack
 
 COMMANDS = [
     ["inspect", "{file}"],
@@ -164,13 +164,7 @@ def toml_of_lists():
     ).encode()
 
 
-class BombAttack:
-    def __init__(self, program, failures, options, work):
-        self.program = program
-        self.failures = failures
-        self.options = options
-        self.work = Path(work)
-
+class BombAttack(Attack):
     def run(self):
         # In another process: the memory of this one would count as the program's.
         maker = os.fork()

@@ -6,19 +6,13 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from .program import CORPUS
+from .program import CORPUS, Attack
 from .samples import Samples, compressed, endings
 
 CONTENTS = {"a.pickle": "snapshot/oom_base.pickle", "a.oomph": "native/gpt.oomph", "a.csv": "rmm/tt-metal.csv"}
 
 
-class FlipAttack:
-    def __init__(self, program, failures, options, work):
-        self.program = program
-        self.failures = failures
-        self.options = options
-        self.work = Path(work)
-
+class FlipAttack(Attack):
     def run(self):
         for ending in endings():
             accepted = self.flip_all(ending, [self.trace_case(name, ending) for name in CONTENTS])

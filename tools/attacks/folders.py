@@ -12,6 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from .program import Attack
+
 SUITE = """question = "Is any row lost?"
 base = "caching"
 seeds = [1, 2]
@@ -48,12 +50,9 @@ def difference(one, other):
     return f"contents differ: {names[:5]}" if names else None
 
 
-class FolderAttack:
+class FolderAttack(Attack):
     def __init__(self, program, failures, options, work):
-        self.program = program
-        self.failures = failures
-        self.options = options
-        self.work = Path(work)
+        super().__init__(program, failures, options, work)
         (self.work / "s.toml").write_text(SUITE)
         (self.work / "t.toml").write_text(THRESHOLDS)
         self.kinds = {

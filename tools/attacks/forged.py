@@ -17,7 +17,7 @@ import time
 import zlib
 from pathlib import Path
 
-from .program import CORPUS
+from .program import CORPUS, Attack
 from .samples import Samples, seeds
 
 CHARACTERS = ["\x1b", "\n", "\r", "\x07", "\x08", "\x7f", "\x9b", "\u202e", "\u2066", "\u2028", "\u200f"]
@@ -128,12 +128,9 @@ OF_RUNS = [["report", "run", "--output", "page.html"], ["compare", "run", "{samp
            ["run", "{samples}/tiny.toml", "--resume", "run"], ["run", "{samples}/tiny.toml", "--output", "n", "--baseline", "run"]]
 
 
-class ForgeAttack:
+class ForgeAttack(Attack):
     def __init__(self, program, failures, options, work):
-        self.program = program
-        self.failures = failures
-        self.options = options
-        self.work = Path(work)
+        super().__init__(program, failures, options, work)
         self.samples = Samples(program, self.work / "samples")
 
     def run(self):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from . import mutations
 from .mutations import OF_BYTES, OF_TEXT, cut, extend, of_json, of_pickle
-from .program import CORPUS
+from .program import CORPUS, Attack
 from .samples import Samples, compressed, endings, seeds
 
 # Replaced by the path of the changed file.
@@ -190,12 +190,9 @@ def check_coverage(program, all_readers):
     print(f"{len(all_readers)} readers, {len(OF_ARGUMENTS)} arguments, {len(attacked)} commands, {len(targets)} sets of seeds")
 
 
-class MutationAttack:
+class MutationAttack(Attack):
     def __init__(self, program, failures, options, work):
-        self.program = program
-        self.failures = failures
-        self.options = options
-        self.work = Path(work)
+        super().__init__(program, failures, options, work)
         self.samples = Samples(program, self.work / "samples")
         (self.samples.folder / "ranks").mkdir()
         for name in ("run.pickle", "ranks/run-0.pickle", "ranks/run-1.pickle"):

@@ -179,3 +179,13 @@ class Failures:
     @property
     def total(self):
         return sum(self.counts.values())
+
+
+class Attack:
+    """What every attack has: the program, where failures go, the options, and a folder to work in."""
+
+    def __init__(self, program, failures, options, work):
+        self.program = program
+        self.failures = failures
+        self.options = options
+        self.work = Path(work)
