@@ -3,8 +3,13 @@
 //
 // Every program runs in its own child process: the allocator's state cannot be reset, but a fork
 // before its first use is equivalent to a new process, at a tenth of the cost.
+//
+// RELEASE is 100 * major + minor of the release; the switches follow the changes of CUDACachingAllocator.h.
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
+#if RELEASE >= 202
+#include <c10/cuda/CUDAAllocatorConfig.h>
+#endif
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,9 +22,11 @@
 
 #include "stand_in_runtime.h"
 
+#if RELEASE >= 201
 namespace c10::cuda::_internal {
 C10_CUDA_API void setHasPrimaryContext(bool (*)(c10::DeviceIndex));
 }
+#endif
 
 using namespace c10::cuda::CUDACachingAllocator;
 
@@ -40,10 +47,24 @@ class Program {
   void run() {
     size_t first = 0;
     while (first < lines_.size() && prepare(lines_[first])) first++;
+#if RELEASE >= 201
     c10::cuda::_internal::setHasPrimaryContext(+[](c10::DeviceIndex) { return true; });
+#endif
     allocator_ = get();
     allocator_->init(1);
+#if RELEASE >= 213
+    // Otherwise the first expandable segment asks NVML whether there is a fabric.
+    CUDAAllocatorConfig::set_expandable_segments_handle_type(Expandable_Segments_Handle_Type::POSIX_FD);
+#endif
+#if RELEASE >= 211
     allocator_->recordHistory(true, nullptr, 100000000, RecordContext::NEVER, false, {});
+#elif RELEASE >= 208
+    allocator_->recordHistory(true, nullptr, 100000000, RecordContext::NEVER, false);
+#elif RELEASE >= 201
+    allocator_->recordHistory(true, nullptr, 100000000, RecordContext::NEVER);
+#else
+    allocator_->recordHistory(true, nullptr, 100000000, false);
+#endif
     for (size_t number = first; number < lines_.size(); number++) {
       try {
         call(lines_[number]);
@@ -68,6 +89,8 @@ class Program {
       std::string direction;
       line >> total >> capacity >> direction;
       stand_in_device(total, capacity, direction == "down");
+      size_t memory_total;
+      if (line >> memory_total) stand_in_memory_total(memory_total);
     } else if (word == "environment") {
       setenv("PYTORCH_CUDA_ALLOC_CONF", rest_of(line).c_str(), 1);
     } else {
@@ -82,7 +105,11 @@ class Program {
     line >> word;
     unsigned long id = 0, handle = 0;
     if (word == "conf") {
+#if RELEASE >= 210
       c10::CachingAllocator::setAllocatorSettings(rest_of(line));
+#else
+      c10::cuda::CUDACachingAllocator::setAllocatorSettings(rest_of(line));
+#endif
     } else if (word == "frac") {
       double fraction = 1;
       line >> fraction;
@@ -109,7 +136,12 @@ class Program {
       line >> handle;
       stand_in_busy(stream_of(handle), word == "busy");
     } else if (word == "e") {
+#if RELEASE >= 208
       allocator_->emptyCache({0, 0});
+#else
+      allocator_->emptyCache();
+#endif
+#if RELEASE >= 203
     } else if (word == "bp") {
       std::string whose;
       line >> id >> whose;
@@ -119,14 +151,32 @@ class Program {
     } else if (word == "ep") {
       line >> id;
       allocator_->endAllocateToPool(0, {0, id});
-    } else if (word == "cp") {
-      int use_on_oom = 0;
-      line >> id >> use_on_oom;
-      allocator_->createOrIncrefPool(0, {0, id});
-      if (use_on_oom) allocator_->setUseOnOOM(0, {0, id}, true);
     } else if (word == "rp") {
       line >> id;
       allocator_->releasePool(0, {0, id});
+#endif
+#if RELEASE >= 206
+    } else if (word == "cp") {
+      int use_on_oom = 0;
+      line >> id >> use_on_oom;
+#if RELEASE >= 211
+      allocator_->createOrIncrefPool(0, {0, id});
+      if (use_on_oom) allocator_->setUseOnOOM(0, {0, id}, true);
+#elif RELEASE >= 208
+      allocator_->createOrIncrefPool(0, {0, id});
+      if (use_on_oom) allocator_->setUseOnOOM(0, {0, id});
+#else
+      allocator_->ensureExistsAndIncrefPool(0, {0, id});
+#endif
+#endif
+#if RELEASE >= 213
+    } else if (word == "cb") {
+      allocator_->markCaptureBegin(0);
+      stand_in_capture(true);
+    } else if (word == "ce") {
+      stand_in_capture(false);
+      allocator_->markCaptureEnd(0);
+#endif
     } else {
       std::cerr << "no such call: " << text << "\n";
       _exit(2);
@@ -135,8 +185,13 @@ class Program {
 
   void print() {
     auto snapshot = allocator_->snapshot();
+#if RELEASE >= 201
     static const char* actions[] = {"alloc",       "free_requested", "free_completed", "segment_alloc", "segment_free",
-                                    "segment_map", "segment_unmap",  "snapshot",       "oom"};
+                                    "segment_map", "segment_unmap",  "snapshot",       "oom",           "annotate"};
+#else
+    static const char* actions[] = {"alloc",        "free_requested", "free_completed", "segment_alloc",
+                                    "segment_free", "snapshot",       "oom"};
+#endif
     for (auto& entry : snapshot.device_traces[0]) {
       std::cout << actions[entry.action_] << " " << entry.addr_ << " " << entry.size_ << " "
                 << reinterpret_cast<unsigned long>(entry.stream_) << "\n";
@@ -145,8 +200,7 @@ class Program {
     for (auto& segment : snapshot.segments) {
       std::cout << "segment " << segment.address << " " << segment.total_size << " "
                 << reinterpret_cast<unsigned long>(segment.stream) << " " << (segment.is_large ? "large" : "small")
-                << " " << (segment.is_expandable ? "mapped" : "allocated") << " pool "
-                << segment.owner_private_pool_id.second;
+                << " " << (is_mapped(segment) ? "mapped" : "allocated") << " pool " << pool_of(segment);
       size_t address = segment.address;
       for (auto& block : segment.blocks) {
         std::cout << " " << address << ":" << block.size << ":"
@@ -155,6 +209,24 @@ class Program {
       }
       std::cout << "\n";
     }
+  }
+
+  template <typename Segment>
+  static bool is_mapped(const Segment& segment) {
+#if RELEASE >= 201
+    return segment.is_expandable;
+#else
+    return false;
+#endif
+  }
+
+  template <typename Segment>
+  static unsigned long pool_of(const Segment& segment) {
+#if RELEASE >= 201
+    return segment.owner_private_pool_id.second;
+#else
+    return 0;
+#endif
   }
 
   void print_statistics() {
@@ -179,9 +251,11 @@ class Program {
     flavours("requested_bytes", statistics.requested_bytes);
     gauge("oversize_allocations", statistics.oversize_allocations);
     gauge("oversize_segments", statistics.oversize_segments);
-    std::cout << "stat num_alloc_retries " << statistics.num_alloc_retries << "\nstat num_ooms " << statistics.num_ooms
-              << "\nstat num_sync_all_streams " << statistics.num_sync_all_streams << "\nstat num_device_alloc "
+    std::cout << "stat num_alloc_retries " << statistics.num_alloc_retries << "\nstat num_ooms " << statistics.num_ooms << "\n";
+#if RELEASE >= 203
+    std::cout << "stat num_sync_all_streams " << statistics.num_sync_all_streams << "\nstat num_device_alloc "
               << statistics.num_device_alloc << "\nstat num_device_free " << statistics.num_device_free << "\n";
+#endif
   }
 
   const std::vector<std::string>& lines_;

@@ -12,9 +12,21 @@
 #include <set>
 #include <string>
 
+#if CUDART_VERSION >= 12000 && CUDART_VERSION < 13000
+#define DEVICE_PROPERTIES "cudaGetDeviceProperties_v2"
+#else
+#define DEVICE_PROPERTIES "cudaGetDeviceProperties"
+#endif
+#if CUDART_VERSION < 12000
+typedef int cudaDriverEntryPointQueryResult;
+enum { cudaDriverEntryPointSuccess = 0 };
+#endif
+
 namespace {
 
 size_t total = 80ull << 30;
+// What cudaMemGetInfo calls the total.
+size_t memory_total = 80ull << 30;
 size_t capacity = 80ull << 30;
 bool downwards = false;
 
@@ -26,6 +38,7 @@ std::map<uint64_t, size_t> segments;
 std::map<uint64_t, size_t> handles;
 std::map<void*, void*> event_streams;
 std::set<void*> busy_streams;
+cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
 cudaError_t last_error = cudaSuccess;
 
 bool take(size_t bytes) {
@@ -33,6 +46,27 @@ bool take(size_t bytes) {
   used += bytes;
   return true;
 }
+
+// All other driver functions do nothing.
+CUresult succeed() { return CUDA_SUCCESS; }
+
+}  // namespace
+
+// The driver's memory functions. Releases up to 2.7 find them by name, later ones by cudaGetDriverEntryPoint.
+extern "C" {
+
+CUresult reserve(CUdeviceptr*, size_t, size_t, CUdeviceptr, unsigned long long) __asm__("cuMemAddressReserve");
+CUresult address_free(CUdeviceptr, size_t) __asm__("cuMemAddressFree");
+CUresult create(CUmemGenericAllocationHandle*, size_t, const CUmemAllocationProp*, unsigned long long) __asm__("cuMemCreate");
+CUresult release(CUmemGenericAllocationHandle) __asm__("cuMemRelease");
+CUresult map(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long) __asm__("cuMemMap");
+CUresult unmap(CUdeviceptr, size_t) __asm__("cuMemUnmap");
+CUresult set_access(CUdeviceptr, size_t, const CUmemAccessDesc*, size_t) __asm__("cuMemSetAccess");
+CUresult attribute(int*, CUdevice_attribute, CUdevice) __asm__("cuDeviceGetAttribute");
+CUresult error_string(CUresult, const char**) __asm__("cuGetErrorString");
+CUresult granularity(size_t*, const CUmemAllocationProp*, CUmemAllocationGranularity_flags)
+    __asm__("cuMemGetAllocationGranularity");
+CUresult context_state(int, unsigned*, int*) __asm__("cuDevicePrimaryCtxGetState");
 
 CUresult reserve(CUdeviceptr* address, size_t bytes, size_t, CUdeviceptr, unsigned long long) {
   constexpr uint64_t GIB = 1ull << 30;
@@ -64,15 +98,51 @@ CUresult error_string(CUresult, const char** text) {
   return CUDA_SUCCESS;
 }
 
-// All other driver functions do nothing.
-CUresult succeed() { return CUDA_SUCCESS; }
+CUresult address_free(CUdeviceptr, size_t) { return CUDA_SUCCESS; }
 
-}  // namespace
+CUresult map(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long) { return CUDA_SUCCESS; }
+
+CUresult unmap(CUdeviceptr, size_t) { return CUDA_SUCCESS; }
+
+CUresult set_access(CUdeviceptr, size_t, const CUmemAccessDesc*, size_t) { return CUDA_SUCCESS; }
+
+CUresult granularity(size_t* bytes, const CUmemAllocationProp*, CUmemAllocationGranularity_flags) {
+  *bytes = 2ull << 20;
+  return CUDA_SUCCESS;
+}
+
+CUresult context_state(int, unsigned* flags, int* active) {
+  *flags = 0;
+  *active = 1;
+  return CUDA_SUCCESS;
+}
+
+// Looked up by name and never called here.
+#define UNUSED(name) \
+  CUresult name##_unused() __asm__(#name); \
+  CUresult name##_unused() { abort(); }
+UNUSED(cuMemExportToShareableHandle)
+UNUSED(cuMemImportFromShareableHandle)
+UNUSED(cuMemRetainAllocationHandle)
+UNUSED(cuMemGetAllocationPropertiesFromHandle)
+UNUSED(cuMulticastAddDevice)
+UNUSED(cuMulticastBindMem)
+UNUSED(cuMulticastCreate)
+UNUSED(cuMulticastUnbind)
+UNUSED(cuMulticastGetGranularity)
+UNUSED(cuStreamWriteValue32)
+UNUSED(cuMemsetD32Async)
+UNUSED(cuMemcpyDtoH)
+UNUSED(cuCtxFromGreenCtx)
+UNUSED(cuPointerGetAttribute)
+
+}  // extern "C"
 
 extern "C" {
 
 void stand_in_device(size_t device_total, size_t device_capacity, bool device_downwards) {
   total = device_total;
+  memory_total = device_total;
   capacity = device_capacity;
   downwards = device_downwards;
 }
@@ -83,6 +153,12 @@ void stand_in_busy(void* stream, bool busy) {
   } else {
     busy_streams.erase(stream);
   }
+}
+
+void stand_in_memory_total(size_t bytes) { memory_total = bytes; }
+
+void stand_in_capture(bool active) {
+  capture = active ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
 }
 
 cudaError_t cudaMalloc(void** address, size_t bytes) {
@@ -108,7 +184,7 @@ cudaError_t cudaFree(void* address) {
 
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   *free_bytes = capacity - used;
-  *total_bytes = total;
+  *total_bytes = memory_total;
   return cudaSuccess;
 }
 
@@ -130,7 +206,8 @@ cudaError_t cudaGetDeviceCount(int* count) {
   return cudaSuccess;
 }
 
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+cudaError_t device_properties(cudaDeviceProp* properties, int) __asm__(DEVICE_PROPERTIES);
+cudaError_t device_properties(cudaDeviceProp* properties, int) {
   memset(properties, 0, sizeof *properties);
   properties->totalGlobalMem = total;
   properties->major = 9;
@@ -184,33 +261,56 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
 }
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
-  *status = cudaStreamCaptureStatusNone;
+  *status = capture;
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status, unsigned long long*, cudaGraph_t*,
-                                     const cudaGraphNode_t**, const cudaGraphEdgeData**, size_t* count) {
-  *status = cudaStreamCaptureStatusNone;
-  if (count) *count = 0;
+// The number of arguments depends on the version of CUDA; the second one is always the status.
+cudaError_t capture_info(cudaStream_t, cudaStreamCaptureStatus* status) __asm__("cudaStreamGetCaptureInfo");
+cudaError_t capture_info(cudaStream_t, cudaStreamCaptureStatus* status) {
+  *status = capture;
   return cudaSuccess;
 }
+
+cudaError_t capture_info_v2(cudaStream_t stream, cudaStreamCaptureStatus* status) __asm__("cudaStreamGetCaptureInfo_v2");
+cudaError_t capture_info_v2(cudaStream_t stream, cudaStreamCaptureStatus* status) { return capture_info(stream, status); }
+cudaError_t capture_info_v3(cudaStream_t stream, cudaStreamCaptureStatus* status) __asm__("cudaStreamGetCaptureInfo_v3");
+cudaError_t capture_info_v3(cudaStream_t stream, cudaStreamCaptureStatus* status) { return capture_info(stream, status); }
 
 cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
 
-cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
-                                             cudaDriverEntryPointQueryResult* result) {
+cudaError_t entry_point(const char* symbol, void** function, cudaDriverEntryPointQueryResult* result) {
   static const std::map<std::string, void*> functions = {
-      {"cuMemAddressReserve", reinterpret_cast<void*>(reserve)}, {"cuMemCreate", reinterpret_cast<void*>(create)},
-      {"cuMemRelease", reinterpret_cast<void*>(release)},        {"cuDeviceGetAttribute", reinterpret_cast<void*>(attribute)},
+      {"cuMemAddressReserve", reinterpret_cast<void*>(reserve)},
+      {"cuMemCreate", reinterpret_cast<void*>(create)},
+      {"cuMemRelease", reinterpret_cast<void*>(release)},
+      {"cuDeviceGetAttribute", reinterpret_cast<void*>(attribute)},
       {"cuGetErrorString", reinterpret_cast<void*>(error_string)},
+      {"cuMemGetAllocationGranularity", reinterpret_cast<void*>(granularity)},
+      {"cuDevicePrimaryCtxGetState", reinterpret_cast<void*>(context_state)},
   };
   auto known = functions.find(symbol);
   *function = known == functions.end() ? reinterpret_cast<void*>(succeed) : known->second;
   if (result) *result = cudaDriverEntryPointSuccess;
   return cudaSuccess;
+}
+
+cudaError_t entry_of_version(const char*, void**, unsigned, unsigned long long, cudaDriverEntryPointQueryResult*)
+    __asm__("cudaGetDriverEntryPointByVersion");
+cudaError_t entry_of_version(const char* symbol, void** function, unsigned, unsigned long long,
+                             cudaDriverEntryPointQueryResult* result) {
+  return entry_point(symbol, function, result);
+}
+
+cudaError_t entry_of_any_version(const char*, void**, unsigned long long, cudaDriverEntryPointQueryResult*)
+    __asm__("cudaGetDriverEntryPoint");
+cudaError_t entry_of_any_version(const char* symbol, void** function, unsigned long long,
+                                 cudaDriverEntryPointQueryResult* result) {
+  // CUDA 11 has three arguments.
+  return entry_point(symbol, function, CUDART_VERSION >= 12000 ? result : nullptr);
 }
 
 }  // extern "C"

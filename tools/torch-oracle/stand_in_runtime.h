@@ -5,6 +5,10 @@
 extern "C" {
 // Size of the device, its allocatable bytes, and whether addresses go down. Call it first.
 void stand_in_device(size_t total, size_t capacity, bool downwards);
+// What cudaMemGetInfo calls the total, if it is not the size of the device.
+void stand_in_memory_total(size_t bytes);
+// Sets whether a stream capture is under way, in which every stream takes part.
+void stand_in_capture(bool active);
 // Sets whether events on a stream are unfinished.
 void stand_in_busy(void* stream, bool busy);
 }

@@ -12,10 +12,12 @@
 //! ```
 
 mod recorded;
+mod release;
 mod settings;
 mod variable;
 
 pub use recorded::{InitialLayout, RecordedSettings, RecordedValue};
+pub use release::{AllocatorRules, FractionRule, PoolFallback, PoolRules, Release, ReleaseError, TieOrder};
 pub use settings::{AllocatorSettings, AllocatorSettingsError, CONF_VARIABLE, UNLIMITED};
 pub use variable::{NEW_CONF_VARIABLE, ReleaseSpan, export_line, variable_note};
 
@@ -55,6 +57,8 @@ impl AllocatorSettings {
         let divisions = self.roundup_power2_divisions[interval as usize];
         let step = if divisions > 1 && bytes > MIN_BLOCK_SIZE.saturating_mul(divisions) {
             (1 << power) >> divisions.ilog2()
+        } else if divisions == 1 && self.release.rules().one_division_keeps_size {
+            1
         } else {
             MIN_BLOCK_SIZE
         };

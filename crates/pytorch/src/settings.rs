@@ -5,7 +5,7 @@
 //! accepts by accident (a wrong separator, `40abc` for 40) are accepted too. Texts that it refuses
 //! are refused with a message that names the setting.
 
-use crate::{LARGE_BUFFER, MIN_LARGE_ALLOC, ROUNDUP_INTERVALS};
+use crate::{LARGE_BUFFER, MIN_LARGE_ALLOC, ROUNDUP_INTERVALS, Release, ReleaseError};
 use oomph_base::{MIB, did_you_mean, nearest};
 
 /// The environment variable that holds the settings of CUDA programs.
@@ -17,6 +17,8 @@ pub const UNLIMITED: u64 = u64::MAX;
 /// The settings of PyTorch's allocator that change how it places memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AllocatorSettings {
+    /// The release of PyTorch, which decides what the others mean and which of them exist.
+    pub release: Release,
     /// Blocks of at least this size are neither split nor given to smaller requests.
     pub max_split_size: u64,
     /// How much larger such a block may be than the request it serves.
@@ -48,6 +50,19 @@ pub enum AllocatorSettingsError {
         /// The most similar known name.
         suggestion: Option<String>,
     },
+    /// The release does not have the setting yet.
+    #[error("PyTorch {release} has no setting '{key}': it exists since {since}")]
+    NotYet {
+        /// The setting.
+        key: &'static str,
+        /// The release in which it is new.
+        since: Release,
+        /// The release of these settings.
+        release: Release,
+    },
+    /// The release is not known.
+    #[error(transparent)]
+    UnknownRelease(#[from] ReleaseError),
     /// The text ends before the value.
     #[error("setting '{key}' has no value; write {key}:VALUE")]
     MissingValue {
@@ -77,28 +92,30 @@ pub enum AllocatorSettingsError {
 
 type Parsed<T> = Result<T, AllocatorSettingsError>;
 
-const KEYS: [&str; 16] = [
-    "backend",
-    "expandable_segments",
-    "garbage_collection_threshold",
-    "graph_capture_record_stream_reuse",
-    "large_segment_size_mb",
-    "max_non_split_rounding_mb",
-    "max_split_size_mb",
-    "per_process_memory_fraction",
-    "pinned_num_register_threads",
-    "pinned_reserve_segment_size_mb",
-    "pinned_use_background_threads",
-    "pinned_use_cuda_host_register",
-    "pinned_use_hip_host_register",
-    "release_lock_on_cudamalloc",
-    "release_lock_on_hipmalloc",
-    "roundup_power2_divisions",
+/// The settings and the release in which each is new.
+const KEYS: [(&str, Release); 16] = [
+    ("backend", Release::OLDEST),
+    ("expandable_segments", Release::new(1)),
+    ("garbage_collection_threshold", Release::OLDEST),
+    ("graph_capture_record_stream_reuse", Release::new(9)),
+    ("large_segment_size_mb", Release::new(11)),
+    ("max_non_split_rounding_mb", Release::new(6)),
+    ("max_split_size_mb", Release::OLDEST),
+    ("per_process_memory_fraction", Release::new(10)),
+    ("pinned_num_register_threads", Release::OLDEST),
+    ("pinned_reserve_segment_size_mb", Release::OLDEST),
+    ("pinned_use_background_threads", Release::OLDEST),
+    ("pinned_use_cuda_host_register", Release::OLDEST),
+    ("pinned_use_hip_host_register", Release::OLDEST),
+    ("release_lock_on_cudamalloc", Release::new(2)),
+    ("release_lock_on_hipmalloc", Release::new(2)),
+    ("roundup_power2_divisions", Release::OLDEST),
 ];
 
 impl Default for AllocatorSettings {
     fn default() -> Self {
         AllocatorSettings {
+            release: Release::DEFAULT,
             max_split_size: UNLIMITED,
             max_non_split_rounding: LARGE_BUFFER,
             garbage_collection_threshold: 0.0,
@@ -112,6 +129,25 @@ impl Default for AllocatorSettings {
 }
 
 impl AllocatorSettings {
+    /// The default settings of a release.
+    #[must_use]
+    pub fn of_release(release: Release) -> AllocatorSettings {
+        AllocatorSettings { release, ..AllocatorSettings::default() }
+    }
+
+    /// Settings as users of oomph write them: those of PyTorch, and `release:2.13` for its release.
+    pub fn with_release(text: &str) -> Result<AllocatorSettings, AllocatorSettingsError> {
+        let mut release = Release::DEFAULT;
+        let mut others = Vec::new();
+        for setting in text.split(',') {
+            match setting.trim().strip_prefix("release:") {
+                Some(named) => release = named.parse()?,
+                None => others.push(setting),
+            }
+        }
+        AllocatorSettings::of_release(release).updated(&others.join(","))
+    }
+
     /// These settings after PyTorch has read `text`. Settings that the text does not name are reset
     /// or kept as `AcceleratorAllocatorConfig::parseArgs` does.
     ///
@@ -137,7 +173,9 @@ impl AllocatorSettings {
                 settings.read_one(&mut TokenReader { tokens: &tokens, place })?;
             }
         }
-        settings.max_non_split_rounding = settings.large_segment_size;
+        if settings.release.rules().resets_non_split_rounding {
+            settings.max_non_split_rounding = settings.large_segment_size;
+        }
         let mut reader = TokenReader { tokens: &tokens, place: 0 };
         while reader.place < tokens.len() {
             settings.read_one(&mut reader)?;
@@ -149,15 +187,21 @@ impl AllocatorSettings {
 
     fn read_one(&mut self, reader: &mut TokenReader<'_>) -> Parsed<()> {
         let written = reader.tokens[reader.place].as_str();
-        let Some(&key) = KEYS.iter().find(|&&key| key == written) else {
+        let Some(&(key, since)) = KEYS.iter().find(|(key, _)| *key == written) else {
             let name = written.split('=').next().unwrap_or(written);
-            let suggestion = nearest(name, KEYS);
+            let suggestion = nearest(name, KEYS.map(|(key, _)| key));
             return Err(AllocatorSettingsError::UnknownKey { key: written.to_owned(), suggestion });
         };
-        let segment = self.large_segment_size / MIB;
+        if since > self.release {
+            return Err(AllocatorSettingsError::NotYet { key, since, release: self.release });
+        }
+        let least = match self.release.rules().oversize_from_segment {
+            true => (self.large_segment_size / MIB, " (large_segment_size_mb)"),
+            false => (LARGE_BUFFER / MIB + 1, ""),
+        };
         match key {
-            "max_split_size_mb" => self.max_split_size = reader.mebibytes_from(key, segment)?,
-            "max_non_split_rounding_mb" => self.max_non_split_rounding = reader.mebibytes_from(key, segment)?,
+            "max_split_size_mb" => self.max_split_size = reader.mebibytes_from(key, least)?,
+            "max_non_split_rounding_mb" => self.max_non_split_rounding = reader.mebibytes_from(key, least)?,
             "large_segment_size_mb" => {
                 let accepted = |mebibytes| mebibytes > MIN_LARGE_ALLOC / MIB;
                 self.large_segment_size = to_bytes(reader.integer(key, "a whole number above 10", accepted)?);
@@ -199,6 +243,7 @@ impl AllocatorSettings {
     /// smaller sizes, `>` for sizes above the last key
     /// (`AcceleratorAllocatorConfig::parseRoundUpPower2Divisions`).
     fn read_divisions(&mut self, reader: &mut TokenReader<'_>, key: &'static str) -> Parsed<()> {
+        let rules = self.release.rules();
         let divisions = &mut self.roundup_power2_divisions;
         let value = reader.value(key)?;
         if value != "[" {
@@ -212,9 +257,13 @@ impl AllocatorSettings {
             if boundary == "]" {
                 return Ok(());
             }
-            let divisor = reader.integer(key, "0 or a power of two", |n| n == 0 || n.is_power_of_two())?;
+            let divisor = match rules.accepts_no_divisions {
+                true => reader.integer(key, "0 or a power of two", |n| n == 0 || n.is_power_of_two())?,
+                false => reader.integer(key, "a power of two", u64::is_power_of_two)?,
+            };
             if boundary == ">" {
-                divisions[(last + 1).min(ROUNDUP_INTERVALS)..].fill(divisor);
+                let above = last + usize::from(!rules.above_includes_last);
+                divisions[above.min(ROUNDUP_INTERVALS)..].fill(divisor);
             } else {
                 let mebibytes = integer(key, boundary, "a power of two", u64::is_power_of_two)?;
                 last = (mebibytes.ilog2() as usize).min(ROUNDUP_INTERVALS - 1);
@@ -264,8 +313,8 @@ impl<'a> TokenReader<'a> {
         integer(key, self.value(key)?, expected, accepted)
     }
 
-    fn mebibytes_from(&mut self, key: &'static str, least: u64) -> Parsed<u64> {
-        let expected = format!("a whole number of at least {least} (large_segment_size_mb)");
+    fn mebibytes_from(&mut self, key: &'static str, (least, origin): (u64, &str)) -> Parsed<u64> {
+        let expected = format!("a whole number of at least {least}{origin}");
         self.integer(key, &expected, |mebibytes| mebibytes >= least).map(to_bytes)
     }
 }

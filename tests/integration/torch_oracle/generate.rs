@@ -1,6 +1,8 @@
 //! Random programs: all settings, limits, streams busy and idle, private pools, and every boundary
 //! size.
 
+use oomph::pytorch::Release;
+
 use super::{
     ours::STREAMS,
     program::{Call, Program},
@@ -41,6 +43,7 @@ impl SeededRandom {
 
 /// Generates one random program.
 struct ProgramGenerator {
+    release: Release,
     random: SeededRandom,
     calls: Vec<Call>,
     live: Vec<u64>,
@@ -74,7 +77,7 @@ struct Pools {
 }
 
 /// Program `number` of a seed.
-pub fn random_program(seed: u64, number: u64) -> Program {
+pub fn random_program(release: Release, seed: u64, number: u64) -> Program {
     let mut random = SeededRandom(seed << 32 | number);
     let total = match random.below(8) {
         0 => random.between(80, 600) * MIB,
@@ -100,6 +103,7 @@ pub fn random_program(seed: u64, number: u64) -> Program {
     streams.truncate(random.between(1, 4) as usize);
     let largest = random.choose(&[8, 40, 100, 200, 400]) * MIB;
     let mut generator = ProgramGenerator {
+        release,
         small: random.choose(&[5, 30, 70]),
         frees: random.choose(&[35, 45, 50]),
         random,
@@ -112,7 +116,7 @@ pub fn random_program(seed: u64, number: u64) -> Program {
         total,
         pools: Pools::default(),
     };
-    generator.pools.wanted = generator.random.chance(25);
+    generator.pools.wanted = generator.random.chance(25) && release >= Release::new(3);
     let environment = if generator.random.chance(50) { generator.settings() } else { String::new() };
     if generator.random.chance(40) {
         generator.fraction();
@@ -122,7 +126,7 @@ pub fn random_program(seed: u64, number: u64) -> Program {
         generator.step();
     }
     let downwards = generator.random.chance(50);
-    Program { total, capacity, downwards, environment, calls: generator.calls }
+    Program { release, total, capacity, downwards, environment, calls: generator.calls }
 }
 
 impl ProgramGenerator {
@@ -199,6 +203,11 @@ impl ProgramGenerator {
         bytes.min(self.total / 4 * 3)
     }
 
+    /// Whether the release is 2.`minor` or a later one.
+    fn has(&self, minor: u8) -> bool {
+        self.release >= Release::new(minor)
+    }
+
     fn fraction(&mut self) {
         let fraction = if self.random.chance(20) {
             1.0
@@ -210,14 +219,14 @@ impl ProgramGenerator {
 
     fn settings(&mut self) -> String {
         let mut parts = Vec::new();
-        let segment = if self.random.chance(15) { self.random.choose(&[12, 16, 20, 24, 40]) } else { 0 };
+        let segment = if self.random.chance(15) && self.has(11) { self.random.choose(&[12, 16, 20, 24, 40]) } else { 0 };
         if segment > 0 {
             parts.push(format!("large_segment_size_mb:{segment}"));
         }
         // Not smaller than any segment size that may still apply.
         if self.random.chance(45) {
             parts.push(format!("max_split_size_mb:{}", self.random.choose(&[40, 50, 64, 100])));
-            if self.random.chance(30) {
+            if self.random.chance(30) && self.has(6) {
                 parts.push(format!("max_non_split_rounding_mb:{}", self.random.choose(&[40, 50, 100])));
             }
         }
@@ -226,9 +235,11 @@ impl ProgramGenerator {
         }
         if self.random.chance(25) {
             let divisions = ["1", "2", "4", "8", "[1:2,4:4,>:8]", "[64:8,256:4,1024:4,>:1]", "[2:0,16:4]"];
-            parts.push(format!("roundup_power2_divisions:{}", self.random.choose(&divisions)));
+            // A value of 0 is accepted from 2.4 on.
+            let known = if self.has(4) { divisions.len() } else { divisions.len() - 1 };
+            parts.push(format!("roundup_power2_divisions:{}", self.random.choose(&divisions[..known])));
         }
-        if self.random.chance(60) {
+        if self.random.chance(60) && self.has(1) {
             parts.push(format!("expandable_segments:{}", self.random.choose(&["True", "True", "False"])));
         }
         for place in (1..parts.len()).rev() {
@@ -243,9 +254,10 @@ impl ProgramGenerator {
             0 | 1 => {
                 pools.next += 1;
                 let pool = pools.next;
-                if self.random.chance(50) {
+                if self.random.chance(50) && self.release >= Release::new(6) {
                     pools.retained.push(pool);
-                    let use_on_oom = !pools.has_fallback && self.random.chance(50);
+                    let use_on_oom =
+                        !pools.has_fallback && self.random.chance(50) && self.release >= Release::new(8);
                     if use_on_oom {
                         pools.has_fallback = true;
                         pools.fallback = Some(pool);

@@ -71,6 +71,7 @@ fn random_programs_run_alike() {
     let Some(oracle) = oracle() else { return };
     if let Ok(path) = env::var("OOMPH_TORCH_PROGRAM") {
         let program: Program = fs::read_to_string(&path).unwrap().parse().unwrap();
+        let program = Program { release: oracle.release, ..program };
         match judge(&oracle, &program) {
             Verdict::Differs(difference) => panic!("{path}: {difference}"),
             verdict => return say(&format!("{path}: {verdict:?}")),
@@ -82,7 +83,7 @@ fn random_programs_run_alike() {
     for seed in first..first + SEEDS {
         for start in (0..per_seed).step_by(BATCH as usize) {
             let numbers = start..(start + BATCH).min(per_seed);
-            let mut programs: Vec<Program> = numbers.clone().map(|number| random_program(seed, number)).collect();
+            let mut programs: Vec<Program> = numbers.clone().map(|number| random_program(oracle.release, seed, number)).collect();
             for program in &mut programs {
                 // The calls before this point are comparable.
                 if let Some(call) = ours::run(program).spoilt_at {
@@ -118,6 +119,7 @@ fn settings_are_accepted_and_refused_alike() {
         .iter()
         .map(|text| Program {
             calls: std::iter::once(Call::Configure(text.clone())).chain(requests.clone()).collect(),
+            release: oracle.release,
             ..Program::default()
         })
         .collect();

@@ -3,17 +3,22 @@
 use std::{
     env,
     fmt::Write as _,
+    fs,
     io::{BufRead, BufReader, Write},
     path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
 };
 
+use oomph::pytorch::Release;
+
 use super::program::Program;
 
 /// The path of the oracle.
 pub struct Oracle {
     path: PathBuf,
+    /// The release of its allocator.
+    pub release: Release,
 }
 
 /// The output of one program, line by line.
@@ -29,7 +34,10 @@ impl Oracle {
     pub fn find() -> Option<Oracle> {
         let usual = || Path::new(env!("CARGO_MANIFEST_DIR")).join("target/torch-oracle/oracle");
         let path = env::var_os("OOMPH_TORCH_ORACLE").map_or_else(usual, PathBuf::from);
-        path.is_file().then_some(Oracle { path })
+        let version = fs::read_to_string(path.with_file_name("torch").join("version.py")).ok()?;
+        let number = version.lines().find_map(|line| line.strip_prefix("__version__ = "))?;
+        let release = number.trim_matches('\'').parse().unwrap_or_else(|error| panic!("{error}"));
+        path.is_file().then_some(Oracle { path, release })
     }
 
     /// The folder of the oracle.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use oomph::{
     base::{Address, SiteId, StreamId, ThreadId},
     device::{Device, wrap::stand_in::StandInDevice},
-    pytorch::AllocatorSettings,
+    pytorch::{AllocatorSettings, Release},
     strategy::{
         Attempt, Block, BlockState, Caller, Context, Control, Freed, Request, Setup, Strategy, StrategyEvent,
         caching::Caching,
@@ -39,7 +39,7 @@ pub fn run(program: &Program) -> Run {
     for &handle in &STREAMS[1..] {
         device.stream_create(handle).unwrap();
     }
-    let settings = AllocatorSettings::default().updated(&program.environment).unwrap();
+    let settings = AllocatorSettings::of_release(program.release).updated(&program.environment).unwrap();
     let mut caching = Caching::new(settings, &Setup { props: device.props(), limit: None });
     let (mut refused, mut trace) = (Vec::new(), Vec::new());
     let mut spoilt_at = None;
@@ -66,9 +66,13 @@ pub fn run(program: &Program) -> Run {
             Call::PoolEnd { pool } => control(&mut cx, Control::PoolEnd { pool: (0, pool) }),
             Call::Alloc { id, bytes, stream } => {
                 let request = Request { bytes, stream: stream_id(stream), thread: ThreadId(0), site: SiteId(0) };
-                if let Attempt::Served(block, _) = caching.alloc(&mut cx, &request).unwrap() {
-                    live.insert(id, (block, request));
-                    own.push(line("alloc", block.address, bytes, request.stream));
+                match caching.alloc(&mut cx, &request) {
+                    Ok(Attempt::Served(block, _)) => {
+                        live.insert(id, (block, request));
+                        own.push(line("alloc", block.address, bytes, request.stream));
+                    }
+                    Ok(Attempt::OutOfMemory(_)) => {}
+                    Err(_) => refused.push(format!("refused {number}")),
                 }
             }
             Call::Free { id } => {
@@ -84,7 +88,13 @@ pub fn run(program: &Program) -> Run {
                     caching.used_on(&mut cx, block, stream_id(stream)).unwrap();
                 }
             }
-            Call::EmptyCache => caching.trim(&mut cx).unwrap(),
+            Call::EmptyCache => {
+                if caching.trim(&mut cx).is_err() {
+                    refused.push(format!("refused {number}"));
+                }
+            }
+            Call::CaptureBegin => control(&mut cx, Control::CaptureBegin),
+            Call::CaptureEnd => control(&mut cx, Control::CaptureEnd),
             Call::Busy { stream } => device.set_busy(stream_id(stream), true),
             Call::Idle { stream } => device.set_busy(stream_id(stream), false),
         }
@@ -96,7 +106,7 @@ pub fn run(program: &Program) -> Run {
     }
     let mut lines = refused;
     lines.append(&mut trace);
-    lines.extend(statistics(&caching));
+    lines.extend(statistics(&caching, program.release));
     lines.extend(segments(&caching));
     caching.close(&mut Context { device: &mut device, sink: &mut Vec::new() }).unwrap();
     assert_eq!(device.leftovers(), 0, "memory was not freed");
@@ -128,9 +138,11 @@ fn event_line(event: StrategyEvent) -> Option<String> {
 }
 
 /// Counters that PyTorch has too, in its order.
-fn statistics(caching: &Caching) -> impl Iterator<Item = String> {
+fn statistics(caching: &Caching, release: Release) -> impl Iterator<Item = String> {
     let own = ["pytorch_defects_avoided", "settings_without_effect"];
-    let details = caching.details().into_iter().filter(move |(name, _)| !own.contains(name));
+    let from_2_3 = ["num_sync_all_streams", "num_device_alloc", "num_device_free"];
+    let known = move |name: &str| !own.contains(&name) && (release >= Release::new(3) || !from_2_3.contains(&name));
+    let details = caching.details().into_iter().filter(move |(name, _)| known(name));
     details.map(|(name, value)| format!("stat {name} {value}"))
 }
 

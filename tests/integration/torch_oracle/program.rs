@@ -2,9 +2,13 @@
 
 use std::{fmt, str::FromStr};
 
+use oomph::pytorch::Release;
+
 /// A device, the settings at start, and calls.
 #[derive(Clone, Debug)]
 pub struct Program {
+    /// The release of the oracle that it is for.
+    pub release: Release,
     pub total: u64,
     pub capacity: u64,
     pub downwards: bool,
@@ -30,11 +34,20 @@ pub enum Call {
     PoolRelease { pool: u64 },
     PoolBegin { pool: u64, stream: Option<u64> },
     PoolEnd { pool: u64 },
+    CaptureBegin,
+    CaptureEnd,
 }
 
 impl Default for Program {
     fn default() -> Self {
-        Program { total: 80 << 30, capacity: 80 << 30, downwards: false, environment: String::new(), calls: Vec::new() }
+        Program {
+            release: Release::DEFAULT,
+            total: 80 << 30,
+            capacity: 80 << 30,
+            downwards: false,
+            environment: String::new(),
+            calls: Vec::new(),
+        }
     }
 }
 
@@ -85,6 +98,8 @@ impl fmt::Display for Call {
             Call::PoolBegin { pool, stream: Some(stream) } => write!(f, "bp {pool} {stream}"),
             Call::PoolBegin { pool, stream: None } => write!(f, "bp {pool} all"),
             Call::PoolEnd { pool } => write!(f, "ep {pool}"),
+            Call::CaptureBegin => write!(f, "cb"),
+            Call::CaptureEnd => write!(f, "ce"),
         }
     }
 }
@@ -135,6 +150,8 @@ impl FromStr for Call {
                 Call::PoolBegin { pool: number(0)?, stream: if parts[1] == "all" { None } else { Some(number(1)?) } }
             }
             "ep" => Call::PoolEnd { pool: number(0)? },
+            "cb" => Call::CaptureBegin,
+            "ce" => Call::CaptureEnd,
             _ => return Err(format!("no such call: {line}")),
         })
     }
@@ -142,7 +159,7 @@ impl FromStr for Call {
 
 #[test]
 fn programs_are_read_back_as_written() {
-    let program = super::generate::random_program(7, 7);
+    let program = super::generate::random_program(Release::NEWEST, 7, 7);
     let again: Program = program.to_string().parse().unwrap();
     assert_eq!(again.to_string(), program.to_string());
 }

@@ -289,6 +289,11 @@ pub enum Control<'a> {
         /// The pool.
         pool: (u64, u64),
     },
+    /// The capture of a CUDA graph begins. Up to PyTorch 2.12 the allocator takes every [`PoolBegin`](Control::PoolBegin)
+    /// for one.
+    CaptureBegin,
+    /// The capture of a CUDA graph ends.
+    CaptureEnd,
     /// Creates a pool, or adds a user to it.
     PoolRetain {
         /// The pool.

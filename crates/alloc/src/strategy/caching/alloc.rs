@@ -2,6 +2,7 @@
 
 use super::{
     Caching, NewBlock, RoundedRequest,
+    blocks::{BlockNumbers, order},
     free_index::{FreeBlock, FreeIndex},
     pools::{DEFAULT_POOL, PoolArena},
     statistics::CachingStatistics,
@@ -13,7 +14,7 @@ use crate::strategy::{
     unless_out_of_memory,
 };
 use oomph_base::{Address, StreamId};
-use oomph_pytorch::{AllocatorSettings, MIN_BLOCK_SIZE, SMALL_SIZE};
+use oomph_pytorch::{AllocatorSettings, MIN_BLOCK_SIZE, PoolFallback, SMALL_SIZE};
 
 impl Caching {
     /// Serves a request from the free blocks of an arena, if one fits (`get_free_block`, then
@@ -26,14 +27,18 @@ impl Caching {
         let owner = &mut self.pools.arenas[arena as usize];
         let found = best_fit(owner, &self.blocks, &self.settings, &request)?;
         owner.free.remove(found);
-        let (block, cut) = hand_out(found, &request, owner, &mut self.blocks, &mut self.statistics, &self.settings);
+        let (blocks, numbers) = (&mut self.blocks, &mut self.numbers);
+        let (block, cut) = hand_out(found, &request, owner, blocks, &mut self.statistics, &self.settings, numbers);
+        if cut && self.numbers.are_used_up() {
+            self.renumber();
+        }
         Some((block, if cut { Outcome::Split } else { Outcome::Hit }))
     }
 
     /// Serves a request that no cached block fits. The order of attempts is that of
     /// `DeviceCachingAllocator::malloc`: `garbage_collect_cached_blocks`, `alloc_block`,
-    /// `try_mempool_fallback`, `release_available_cached_blocks`, `release_cached_blocks`. There is
-    /// no second search after memory was released.
+    /// `try_mempool_fallback` (2.11 on), `release_available_cached_blocks`, `release_cached_blocks`,
+    /// `try_mempool_fallback` (2.8 to 2.10). There is no second search after memory was released.
     #[cold]
     pub(super) fn alloc_from_device(
         &mut self,
@@ -42,6 +47,9 @@ impl Caching {
         request: RoundedRequest,
         arena: u32,
     ) -> Result<Attempt, StrategyError> {
+        if self.numbers.are_used_up() {
+            self.renumber();
+        }
         let rounded = request.rounded;
         let asked = self.settings.allocation_size(rounded);
         if let Some(limit) = self.limit.filter(|_| self.rare.collects_garbage) {
@@ -49,9 +57,10 @@ impl Caching {
         }
         let mut outcome = Outcome::NewSegment;
         let mut grown = self.grow(cx, arena, rounded, asked)?;
+        let fallback = self.rules().pools.fallback;
         if grown.is_err()
-            && self.pools.arenas[arena as usize].pool() == DEFAULT_POOL
-            && let Some((block, outcome)) = self.alloc_from_fallback_pools(stream, request)
+            && fallback == PoolFallback::First
+            && let Some((block, outcome)) = self.alloc_from_fallback_pools(stream, request, arena)
         {
             return Ok(Attempt::Served(block, outcome));
         }
@@ -66,12 +75,19 @@ impl Caching {
             outcome = Outcome::ReleaseAndRetry;
             grown = self.grow(cx, arena, rounded, asked)?;
         }
+        if grown.is_err()
+            && matches!(fallback, PoolFallback::Last | PoolFallback::LastOrdinary)
+            && let Some((block, outcome)) = self.alloc_from_fallback_pools(stream, request, arena)
+        {
+            return Ok(Attempt::Served(block, outcome));
+        }
         match grown {
             Ok(slot) => {
-                let grown = self.blocks[slot].entry(slot);
+                let grown = self.blocks[slot].entry(slot, self.numbers.ties);
                 let owner = &mut self.pools.arenas[arena as usize];
+                let (blocks, numbers) = (&mut self.blocks, &mut self.numbers);
                 let (block, _) =
-                    hand_out(grown, &request, owner, &mut self.blocks, &mut self.statistics, &self.settings);
+                    hand_out(grown, &request, owner, blocks, &mut self.statistics, &self.settings, numbers);
                 Ok(Attempt::Served(block, outcome))
             }
             Err(refused_by) => {
@@ -88,7 +104,8 @@ impl Caching {
         if self.limit.is_some_and(|limit| self.reserved.saturating_add(asked) > limit) {
             return Ok(Err(Refusal::Limit));
         }
-        if self.settings.expandable_segments {
+        let in_default_pool = self.pools.arenas[arena as usize].pool() == DEFAULT_POOL;
+        if self.settings.expandable_segments && (in_default_pool || self.rules().pools.expandable) {
             return self.grow_expandable(cx, arena, rounded);
         }
         let Some(address) = unless_out_of_memory(cx.device.alloc(asked))? else { return Ok(Err(Refusal::Device)) };
@@ -106,15 +123,25 @@ impl Caching {
         self.pools.pools[owner.pool() as usize].segments += 1;
         let stream = owner.stream;
         cx.sink.event(StrategyEvent::SegmentAlloc { address, bytes, stream });
-        self.blocks.insert(MemoryPiece { region: arena, note: NONE, ..MemoryPiece::new(address.0, bytes, stream) })
+        let links = [NONE, self.numbers.of_segment()];
+        self.blocks.insert(MemoryPiece { region: arena, note: NONE, links, ..MemoryPiece::new(address.0, bytes, stream) })
     }
 
     /// A cached block of a private pool that was created with `use_on_oom`
     /// (`try_mempool_fallback`). Such a pool does not grow for it.
-    fn alloc_from_fallback_pools(&mut self, stream: StreamId, request: RoundedRequest) -> Option<(Block, Outcome)> {
+    fn alloc_from_fallback_pools(
+        &mut self,
+        stream: StreamId,
+        request: RoundedRequest,
+        arena: u32,
+    ) -> Option<(Block, Outcome)> {
+        if self.pools.arenas[arena as usize].pool() != DEFAULT_POOL {
+            return None;
+        }
+        let expandable = request.expandable && self.rules().pools.fallback == PoolFallback::Last;
         self.pools.fallbacks().into_iter().find_map(|pool| {
             let arena = self.pools.arena(pool * 2 + u32::from(request.rounded > SMALL_SIZE), stream);
-            self.alloc_cached(arena, RoundedRequest { expandable: false, ..request })
+            self.alloc_cached(arena, RoundedRequest { expandable, ..request })
         })
     }
 }
@@ -127,7 +154,8 @@ impl Caching {
         let block = &self.blocks[slot];
         let (size, tracked) = (block.size, !block.is_expandable());
         let owner = &mut self.pools.arenas[block.arena()];
-        let merged = self.blocks.merge(slot, PieceState::Free, owner.clock, |gone| owner.free.remove(gone));
+        let (now, ties) = (owner.clock, self.numbers.ties);
+        let merged = self.blocks.merge(slot, PieceState::Free, now, ties, |gone| owner.free.remove(gone));
         owner.free.insert(merged.entry);
         let large = owner.is_large();
         if tracked {
@@ -238,13 +266,12 @@ fn best_fit(
 ) -> Option<FreeBlock> {
     let mut found = owner.free.first_at_least(request.rounded)?;
     let walks = if request.expandable {
-        owner.unmapped.may_start_at(found.address + found.size) && blocks.can_extend(found.slot)
+        owner.unmapped.may_start_at(blocks[found.slot].end()) && blocks.can_extend(found.slot)
     } else {
         blocks[found.slot].is_expandable()
     };
     if walks {
-        let slot = prefer_short_extension(blocks, &owner.free, found, request.expandable)?;
-        found = blocks[slot].entry(slot);
+        found = prefer_short_extension(blocks, &owner.free, found, request.expandable)?;
     }
     // A small request never gets an oversize block, and a large one no block that is much larger.
     let oversize = settings.max_split_size;
@@ -265,24 +292,24 @@ fn prefer_short_extension(
     free: &FreeIndex,
     mut found: FreeBlock,
     expandable: bool,
-) -> Option<u32> {
+) -> Option<FreeBlock> {
     if !expandable {
-        let mut candidates = free.ascending(found.size, found.address);
-        let ordinary = candidates.find(|candidate| !blocks[candidate.slot].is_expandable());
-        return ordinary.map(|candidate| candidate.slot);
+        return free
+            .ascending(found.size, found.order)
+            .find(|candidate| !blocks[candidate.slot].is_expandable());
     }
     // Sizes ascend, so no later block is smaller than one that cannot extend at all.
     let reach_of = |entry: FreeBlock| entry.size + blocks.extension(&blocks[entry.slot]);
     let mut reach = reach_of(found);
     while reach > found.size
         && blocks[found.slot].is_expandable()
-        && let Some(next) = free.after(found.size, found.address)
+        && let Some(next) = free.after(found.size, found.order)
         && reach_of(next) < reach
     {
         reach = reach_of(next);
         found = next;
     }
-    Some(found.slot)
+    Some(found)
 }
 
 /// Hands out a block that is not among the free ones, and splits off the remainder where
@@ -295,9 +322,10 @@ fn hand_out(
     blocks: &mut PieceTable,
     statistics: &mut CachingStatistics,
     settings: &AllocatorSettings,
+    numbers: &mut BlockNumbers,
 ) -> (Block, bool) {
     let block = &mut blocks[found.slot];
-    let (was_split, tracked) = (block.is_split(), !block.is_expandable());
+    let (was_split, tracked, address) = (block.is_split(), !block.is_expandable(), block.address);
     let large = owner.is_large();
     let remainder = found.size - request.rounded;
     // `should_split` follows the setting of this call, even for blocks of ordinary segments.
@@ -307,9 +335,10 @@ fn hand_out(
         remainder >= MIN_BLOCK_SIZE
     };
     let (slot, size, block) = if cut {
-        let rest = FreeBlock { size: remainder, address: found.address + request.rounded, slot: found.slot };
-        owner.free.insert(rest);
+        let order = order(numbers.ties, block.number(), address + request.rounded);
+        owner.free.insert(FreeBlock { size: remainder, order, slot: found.slot });
         let (slot, block) = blocks.cut_front(found.slot, request.rounded, owner.clock);
+        block.links[1] = numbers.of_part(block.links[1]);
         (slot, request.rounded, block)
     } else {
         (found.slot, found.size, block)
@@ -317,7 +346,7 @@ fn hand_out(
     block.state = PieceState::Allocated;
     block.requested = request.requested;
     block.generation = block.generation.wrapping_add(1);
-    let handle = Block { address: Address(found.address), size, slot, generation: block.generation };
+    let handle = Block { address: Address(address), size, slot, generation: block.generation };
     if tracked {
         match (cut, was_split) {
             (true, true) => statistics.lower_inactive_split(large, 0, size),

@@ -3,16 +3,29 @@
 //! A slot keeps its identity through splits and merges as a PyTorch `Block` object does, because
 //! the requested size that a snapshot shows for a free block is the last one of the object that
 //! survived. The `region` of a block is its arena (pool, side and stream), its `note` its expandable
-//! segment or [`NONE`], the first of its `links` the time when it was last added to the free ones.
+//! segment or [`NONE`], the first of its `links` the time when it was last added to the free ones, the
+//! second its number or that of its segment ([`TieOrder`]).
 
-use super::free_index::FreeBlock;
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    Caching,
+    free_index::{FreeBlock, FreeIndex},
+};
 use crate::strategy::pooled::{MemoryPiece, NONE, PieceState, PieceTable};
+use oomph_pytorch::{MIN_BLOCK_SIZE, TieOrder};
 
 impl MemoryPiece {
     /// Another block of the same arena and segment, without neighbours.
-    pub(super) fn sibling(&self, address: u64, size: u64, state: PieceState) -> MemoryPiece {
-        let MemoryPiece { region, note, stream, .. } = *self;
-        MemoryPiece { region, note, state, ..MemoryPiece::new(address, size, stream) }
+    pub(super) fn sibling(&self, address: u64, size: u64, state: PieceState, number: u32) -> MemoryPiece {
+        let MemoryPiece { region, note, stream, links, .. } = *self;
+        MemoryPiece { region, note, state, links: [links[0], number], ..MemoryPiece::new(address, size, stream) }
+    }
+
+    /// Its number, or that of its segment.
+    #[inline]
+    pub(super) fn number(&self) -> u32 {
+        self.links[1]
     }
 
     /// The arena that it belongs to.
@@ -35,8 +48,8 @@ impl MemoryPiece {
 
     /// Its key among the free blocks of its arena.
     #[inline]
-    pub(super) fn entry(&self, slot: u32) -> FreeBlock {
-        FreeBlock { size: self.size, address: self.address, slot }
+    pub(super) fn entry(&self, slot: u32, ties: TieOrder) -> FreeBlock {
+        FreeBlock { size: self.size, order: order(ties, self.links[1], self.address), slot }
     }
 
     /// Notes when the block was added to the free ones (`gc_count_base`).
@@ -48,6 +61,52 @@ impl MemoryPiece {
     /// How many searches of its side it has been free for.
     pub(super) fn age(&self, clock: u32) -> u64 {
         u64::from(clock.wrapping_sub(self.links[0]))
+    }
+}
+
+/// Addresses of GPUs have up to 49 bits, and 40 after division by 512.
+const ADDRESS_BITS: u32 = 40;
+
+/// The order of a block among free blocks of its size.
+#[inline]
+pub(super) fn order(ties: TieOrder, number: u32, address: u64) -> u64 {
+    match ties {
+        TieOrder::Address => address,
+        TieOrder::Block => u64::from(number),
+        TieOrder::Segment => u64::from(number) << ADDRESS_BITS | address >> MIN_BLOCK_SIZE.ilog2(),
+    }
+}
+
+/// Gives numbers to blocks and segments, by which free blocks of one size are ordered from 2.12 on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BlockNumbers {
+    pub(super) ties: TieOrder,
+    next: u32,
+}
+
+impl BlockNumbers {
+    pub(super) const fn new(ties: TieOrder) -> BlockNumbers {
+        BlockNumbers { ties, next: 0 }
+    }
+
+    /// The number of the block that a new segment consists of.
+    pub(super) fn of_segment(&mut self) -> u32 {
+        let number = self.next;
+        self.next += u32::from(self.ties != TieOrder::Address);
+        number
+    }
+
+    /// The number of a block that is split off one with the number `whole`. 2.12 numbers blocks, later releases
+    /// segments.
+    #[inline]
+    pub(super) fn of_part(&mut self, whole: u32) -> u32 {
+        if self.ties == TieOrder::Block { self.of_segment() } else { whole }
+    }
+
+    /// Whether blocks must be numbered anew before the next number does not fit.
+    #[inline]
+    pub(super) fn are_used_up(self) -> bool {
+        self.next >= 1 << (u64::BITS - ADDRESS_BITS) && (self.ties == TieOrder::Segment || self.next > u32::MAX / 2)
     }
 }
 
@@ -84,7 +143,7 @@ impl PieceTable {
         let records = self.pieces.as_mut_slice();
         let rest = &mut records[slot as usize];
         let (address, previous) = (rest.address, rest.previous);
-        let (region, note, stream) = (rest.region, rest.note, rest.stream);
+        let (region, note, stream, number) = (rest.region, rest.note, rest.stream, rest.links[1]);
         rest.address += bytes;
         rest.size -= bytes;
         rest.previous = front;
@@ -102,6 +161,7 @@ impl PieceTable {
         block.note = note;
         block.uses = NONE;
         block.stream = stream;
+        block.links[1] = number;
         (front, block)
     }
 
@@ -135,6 +195,7 @@ impl PieceTable {
         slot: u32,
         kind: PieceState,
         now: u32,
+        ties: TieOrder,
         mut take_out: impl FnMut(FreeBlock),
     ) -> MergedBlock {
         let records = self.pieces.as_mut_slice();
@@ -144,7 +205,7 @@ impl PieceTable {
         if let Some(gone) = records.get_mut(previous as usize)
             && gone.state == kind
         {
-            take_out(gone.entry(previous));
+            take_out(gone.entry(previous, ties));
             address = gone.address;
             size += gone.size;
             let before = gone.previous;
@@ -158,7 +219,7 @@ impl PieceTable {
         if let Some(gone) = records.get_mut(next as usize)
             && gone.state == kind
         {
-            take_out(gone.entry(next));
+            take_out(gone.entry(next, ties));
             size += gone.size;
             let behind = gone.next;
             gone.vacate(&mut self.vacant, next);
@@ -175,7 +236,29 @@ impl PieceTable {
         block.next = next;
         block.set_freed_at(now);
         block.state = kind;
-        MergedBlock { entry: FreeBlock { size, address, slot }, neighbours, is_split: block.is_split() }
+        MergedBlock { entry: block.entry(slot, ties), neighbours, is_split: block.is_split() }
+    }
+}
+
+impl Caching {
+    /// Numbers all blocks anew in their order. Long programs of 2.12 and later need this, because numbers are small.
+    #[cold]
+    pub(super) fn renumber(&mut self) {
+        let numbers: BTreeSet<u32> = self.blocks.iter().map(|(_, block)| block.number()).collect();
+        let dense: BTreeMap<u32, u32> = numbers.into_iter().zip(0..).collect();
+        for arena in &mut self.pools.arenas {
+            arena.free = FreeIndex::default();
+        }
+        let slots: Vec<u32> = self.blocks.iter().map(|(slot, _)| slot).collect();
+        for slot in slots {
+            let block = &mut self.blocks[slot];
+            block.links[1] = dense[&block.links[1]];
+            if block.state == PieceState::Free {
+                let entry = block.entry(slot, self.numbers.ties);
+                self.pools.arenas[block.arena()].free.insert(entry);
+            }
+        }
+        self.numbers.next = dense.len() as u32;
     }
 }
 
@@ -189,8 +272,8 @@ mod tests {
         let mut blocks = PieceTable::default();
         let whole = MemoryPiece::new(1024, 4096, StreamId::DEFAULT);
         let high = blocks.insert(whole);
-        let low = blocks.insert_before(high, whole.sibling(0, 1024, PieceState::Allocated));
-        let tail = blocks.insert_after(high, whole.sibling(5120, 512, PieceState::Free));
+        let low = blocks.insert_before(high, whole.sibling(0, 1024, PieceState::Allocated, 0));
+        let tail = blocks.insert_after(high, whole.sibling(5120, 512, PieceState::Free, 0));
         assert_eq!((blocks[low].next, blocks[high].previous, blocks[high].next), (high, low, tail));
         let (front, _) = blocks.cut_front(high, 512, 7);
         assert_eq!((blocks[low].next, blocks[front].next, blocks[high].previous), (front, high, front));
@@ -198,10 +281,10 @@ mod tests {
         assert_eq!((blocks[high].state, blocks[high].links[0]), (PieceState::Free, 7));
         blocks[front].state = PieceState::Free;
         let mut gone = Vec::new();
-        let merged = blocks.merge(front, PieceState::Free, 8, |entry| gone.push(entry.slot));
+        let merged = blocks.merge(front, PieceState::Free, 8, TieOrder::Address, |entry| gone.push(entry.slot));
         assert_eq!((merged.neighbours, merged.is_split, merged.entry.size, &gone[..]), (1, true, 4096, &[high][..]));
         blocks[low].state = PieceState::Free;
-        let merged = blocks.merge(front, PieceState::Free, 9, |entry| gone.push(entry.slot));
+        let merged = blocks.merge(front, PieceState::Free, 9, TieOrder::Address, |entry| gone.push(entry.slot));
         assert_eq!((merged.neighbours, merged.is_split, merged.entry.size), (2, false, 5632));
         assert_eq!(gone, [high, low, tail]);
         assert_eq!((blocks[front].address, blocks[front].size, blocks[front].links[0]), (0, 5632, 9));

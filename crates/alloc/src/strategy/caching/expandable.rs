@@ -15,7 +15,7 @@ use crate::strategy::{
     unless_out_of_memory,
 };
 use oomph_base::{Address, StreamId, round_up};
-use oomph_pytorch::SMALL_BUFFER;
+use oomph_pytorch::{SMALL_BUFFER, TieOrder};
 
 /// One reserved range of addresses (`ExpandableSegment`).
 #[derive(Clone, Debug)]
@@ -132,7 +132,7 @@ impl Caching {
             slot = next;
         }
         let block = &self.blocks[slot];
-        self.pools.arenas[arena as usize].free.remove(block.entry(slot));
+        self.pools.arenas[arena as usize].free.remove(block.entry(slot, self.numbers.ties));
         let pool = self.pools.arenas[arena as usize].pool();
         self.pools.pools[pool as usize].segments += 1;
         Ok(Ok(slot))
@@ -164,7 +164,8 @@ impl Caching {
         let range = ExpandableRange { base, bytes, granule, stream, physical: Vec::new() };
         let range = insert_first_free(&mut self.ranges.ranges, range);
         let (region, state) = (arena, PieceState::Unmapped);
-        let unmapped = MemoryPiece { region, note: range, state, ..MemoryPiece::new(base, bytes, stream) };
+        let links = [NONE, self.numbers.of_segment()];
+        let unmapped = MemoryPiece { region, note: range, state, links, ..MemoryPiece::new(base, bytes, stream) };
         let slot = self.blocks.insert(unmapped);
         self.pools.arenas[arena as usize].unmapped.insert(base, slot);
         Ok(slot)
@@ -194,12 +195,14 @@ impl Caching {
         let owner = &mut self.pools.arenas[arena];
         owner.unmapped.remove(address);
         if mapped < whole {
-            let rest = self.blocks[slot].sibling(address + mapped, whole - mapped, PieceState::Unmapped);
+            let number = self.numbers.of_part(self.blocks[slot].number());
+            let rest = self.blocks[slot].sibling(address + mapped, whole - mapped, PieceState::Unmapped, number);
             let rest = self.blocks.insert_after(slot, rest);
             owner.unmapped.insert(address + mapped, rest);
             self.blocks[slot].size = mapped;
         }
-        let merged = self.blocks.merge(slot, PieceState::Free, owner.clock, |gone| owner.free.remove(gone));
+        let (now, ties) = (owner.clock, self.numbers.ties);
+        let merged = self.blocks.merge(slot, PieceState::Free, now, ties, |gone| owner.free.remove(gone));
         owner.free.insert(merged.entry);
         self.reserved += mapped;
         self.statistics.on_map(owner.is_large(), mapped, neighbours);
@@ -238,21 +241,25 @@ impl Caching {
     fn record_unmapped(&mut self, cx: &mut Context<'_>, slot: u32, low: u64, high: u64) {
         let block = self.blocks[slot];
         let (address, end, number, arena) = (block.address, block.end(), block.note, block.arena());
-        self.pools.arenas[arena].free.remove(block.entry(slot));
+        self.pools.arenas[arena].free.remove(block.entry(slot, self.numbers.ties));
         if address < low {
-            let head = self.blocks.insert_before(slot, block.sibling(address, low - address, PieceState::Free));
+            let number = self.numbers.of_part(block.number());
+            let head = block.sibling(address, low - address, PieceState::Free, number);
+            let head = self.blocks.insert_before(slot, head);
             self.add_free(head);
         }
         if high < end {
-            let tail = self.blocks.insert_after(slot, block.sibling(high, end - high, PieceState::Free));
+            let number = self.numbers.of_part(block.number());
+            let tail = self.blocks.insert_after(slot, block.sibling(high, end - high, PieceState::Free, number));
             self.add_free(tail);
         }
         let block = &mut self.blocks[slot];
         (block.address, block.size) = (low, high - low);
         let owner = &mut self.pools.arenas[arena];
-        let take_out = |gone: FreeBlock| owner.unmapped.remove(gone.address);
-        let merged = self.blocks.merge(slot, PieceState::Unmapped, owner.clock, take_out);
-        owner.unmapped.insert(merged.entry.address, slot);
+        // Unmapped parts are in the order of their addresses in every release.
+        let take_out = |gone: FreeBlock| owner.unmapped.remove(gone.order);
+        let merged = self.blocks.merge(slot, PieceState::Unmapped, owner.clock, TieOrder::Address, take_out);
+        owner.unmapped.insert(merged.entry.order, slot);
         let (large, stream, pool) = (owner.is_large(), owner.stream, owner.pool());
         self.reserved -= high - low;
         self.count_segment_gone(pool);
@@ -268,7 +275,7 @@ impl Caching {
         let block = &mut self.blocks[slot];
         let owner = &mut self.pools.arenas[block.arena()];
         block.set_freed_at(owner.clock);
-        owner.free.insert(block.entry(slot));
+        owner.free.insert(block.entry(slot, self.numbers.ties));
     }
 
     /// Releases the addresses of a range that consists of one unmapped block.

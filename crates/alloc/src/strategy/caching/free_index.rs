@@ -1,5 +1,6 @@
-//! The free blocks of one pool and stream, ordered by (size, address) as `BlockComparatorSize`
-//! orders them.
+//! The free blocks of one pool and stream, ordered by size and, among equals, by a number that the
+//! strategy gives them, as `BlockComparatorSize` orders them. The number is the address, or the age
+//! of a block or segment; no two blocks have the same.
 //!
 //! PyTorch keeps a `std::set`. Here, sizes up to 32 MiB have one bin each under a bitmap of three
 //! levels, so the best fit is found in a few words; larger blocks are in an ordered map. The block
@@ -10,25 +11,25 @@ use std::{collections::BTreeMap, hint::select_unpredictable};
 
 use crate::strategy::pooled::NONE;
 
-/// A free block. Blocks are ordered as in the index; no two have the same address.
+/// A free block. Blocks are ordered as in the index; no two have the same order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::strategy) struct FreeBlock {
     pub(in crate::strategy) size: u64,
-    pub(in crate::strategy) address: u64,
+    pub(in crate::strategy) order: u64,
     pub(in crate::strategy) slot: u32,
 }
 
 impl FreeBlock {
     /// Stands for no block: smaller than any request.
-    const NONE: FreeBlock = FreeBlock { size: 0, address: 0, slot: NONE };
+    const NONE: FreeBlock = FreeBlock { size: 0, order: 0, slot: NONE };
     /// Stands for no block: larger than any other.
-    const END: FreeBlock = FreeBlock { size: u64::MAX, address: u64::MAX, slot: NONE };
+    const END: FreeBlock = FreeBlock { size: u64::MAX, order: u64::MAX, slot: NONE };
 
     /// Compares both keys as one number, without a branch: which block is smaller cannot be
     /// predicted.
     #[inline]
     fn precedes(&self, other: &FreeBlock) -> bool {
-        let key = |entry: &FreeBlock| u128::from(entry.size) << 64 | u128::from(entry.address);
+        let key = |entry: &FreeBlock| u128::from(entry.size) << 64 | u128::from(entry.order);
         key(self) < key(other)
     }
 
@@ -37,7 +38,7 @@ impl FreeBlock {
     fn select(first: bool, one: &FreeBlock, other: &FreeBlock) -> FreeBlock {
         FreeBlock {
             size: select_unpredictable(first, one.size, other.size),
-            address: select_unpredictable(first, one.address, other.address),
+            order: select_unpredictable(first, one.order, other.order),
             slot: select_unpredictable(first, one.slot, other.slot),
         }
     }
@@ -71,14 +72,14 @@ impl FreeIndex {
     /// Removes a block that is in here.
     #[inline(always)]
     pub(in crate::strategy) fn remove(&mut self, entry: FreeBlock) {
-        if self.latest.address == entry.address {
+        if self.latest.order == entry.order {
             self.latest = FreeBlock::NONE;
         } else {
             self.bins.remove(entry);
         }
     }
 
-    /// The smallest block of at least `size`; the lowest address among equals.
+    /// The smallest block of at least `size`; the lowest order among equals.
     #[inline(always)]
     pub(in crate::strategy) fn first_at_least(&self, size: u64) -> Option<FreeBlock> {
         let binned = self.bins.first_at_least(size);
@@ -87,28 +88,28 @@ impl FreeIndex {
         (first.size != u64::MAX).then_some(first)
     }
 
-    /// The block that follows (size, address).
-    pub(in crate::strategy) fn after(&self, size: u64, address: u64) -> Option<FreeBlock> {
-        let binned = self.bins.after(size, address);
-        let latest = self.latest().filter(|latest| (latest.size, latest.address) > (size, address));
+    /// The block that follows (size, order).
+    pub(in crate::strategy) fn after(&self, size: u64, order: u64) -> Option<FreeBlock> {
+        let binned = self.bins.after(size, order);
+        let latest = self.latest().filter(|latest| (latest.size, latest.order) > (size, order));
         latest.filter(|latest| binned.is_none_or(|other| latest.precedes(&other))).or(binned)
     }
 
-    /// The last block before (size, address).
-    pub(in crate::strategy) fn before(&self, size: u64, address: u64) -> Option<FreeBlock> {
-        let latest = self.latest().filter(|latest| (latest.size, latest.address) < (size, address));
-        latest.max(self.bins.before(size, address))
+    /// The last block before (size, order).
+    pub(in crate::strategy) fn before(&self, size: u64, order: u64) -> Option<FreeBlock> {
+        let latest = self.latest().filter(|latest| (latest.size, latest.order) < (size, order));
+        latest.max(self.bins.before(size, order))
     }
 
-    /// The largest block; the highest address among equals.
+    /// The largest block; the highest order among equals.
     pub(in crate::strategy) fn last(&self) -> Option<FreeBlock> {
         self.before(u64::MAX, 0)
     }
 
-    /// Every block from (size, address) on, in order.
-    pub(in crate::strategy) fn ascending(&self, size: u64, address: u64) -> impl Iterator<Item = FreeBlock> + '_ {
-        let mut latest = self.latest().filter(|latest| (latest.size, latest.address) >= (size, address));
-        let mut binned = self.bins.ascending(size, address).peekable();
+    /// Every block from (size, order) on, in order.
+    pub(in crate::strategy) fn ascending(&self, size: u64, order: u64) -> impl Iterator<Item = FreeBlock> + '_ {
+        let mut latest = self.latest().filter(|latest| (latest.size, latest.order) >= (size, order));
+        let mut binned = self.bins.ascending(size, order).peekable();
         std::iter::from_fn(move || {
             let latest_is_next = latest.is_some_and(|latest| binned.peek().is_none_or(|other| latest.precedes(other)));
             if latest_is_next { latest.take() } else { binned.next() }
@@ -136,7 +137,7 @@ struct SizeBins {
     groups: Vec<Option<Box<BinGroup>>>,
     heaps: Vec<AddressHeap>,
     places: HeapPositions,
-    /// Blocks above 32 MiB by (size, address).
+    /// Blocks above 32 MiB by (size, order).
     huge: BTreeMap<(u64, u64), u32>,
 }
 
@@ -150,12 +151,12 @@ struct BinGroup {
     bins: [SizeBin; GROUP],
 }
 
-/// The blocks of one size: the block with the lowest address, which is handed out next, and a heap
+/// The blocks of one size: the block with the lowest order, which is handed out next, and a heap
 /// of the others. Valid only while the bit of the bin in `occupied` is set.
 #[derive(Clone, Copy, Debug)]
 struct SizeBin {
     /// The lowest block.
-    address: u64,
+    order: u64,
     slot: u32,
     /// The heap of the other blocks, or [`NONE`] if there has never been one.
     heap: u32,
@@ -164,20 +165,20 @@ struct SizeBin {
 impl SizeBins {
     /// Adds a block.
     #[inline]
-    fn insert(&mut self, FreeBlock { size, address, slot }: FreeBlock) {
+    fn insert(&mut self, FreeBlock { size, order, slot }: FreeBlock) {
         let Some((group_number, place)) = bin_of(size) else {
-            self.huge.insert((size, address), slot);
+            self.huge.insert((size, order), slot);
             return;
         };
         let Some(Some(group)) = self.groups.get_mut(group_number) else {
             self.add_group(group_number);
-            return self.insert(FreeBlock { size, address, slot });
+            return self.insert(FreeBlock { size, order, slot });
         };
         let (bit, bin) = (1 << place, &mut group.bins[place]);
         if group.occupied & bit != 0 {
-            return self.join(group_number, place, (address, slot));
+            return self.join(group_number, place, (order, slot));
         }
-        bin.address = address;
+        bin.order = order;
         bin.slot = slot;
         group.occupied |= bit;
         self.groups_occupied[group_number / 64] |= 1 << (group_number % 64);
@@ -186,9 +187,9 @@ impl SizeBins {
 
     /// Removes a block that is in here.
     #[inline]
-    fn remove(&mut self, FreeBlock { size, address, slot }: FreeBlock) {
+    fn remove(&mut self, FreeBlock { size, order, slot }: FreeBlock) {
         let Some((group_number, place)) = bin_of(size) else {
-            self.huge.remove(&(size, address));
+            self.huge.remove(&(size, order));
             return;
         };
         let Some(Some(group)) = self.groups.get_mut(group_number) else { return };
@@ -203,7 +204,7 @@ impl SizeBins {
         self.words_occupied &= !(u64::from(*word == 0) << (group_number / 64));
     }
 
-    /// The smallest block of at least `size`, the lowest address among equals; or
+    /// The smallest block of at least `size`, the lowest order among equals; or
     /// [`FreeBlock::END`]. An `Option` would be returned through memory, this stays in registers.
     #[inline(always)]
     fn first_at_least(&self, size: u64) -> FreeBlock {
@@ -213,12 +214,12 @@ impl SizeBins {
         }
     }
 
-    /// The block that follows (size, address).
-    fn after(&self, size: u64, address: u64) -> Option<FreeBlock> {
+    /// The block that follows (size, order).
+    fn after(&self, size: u64, order: u64) -> Option<FreeBlock> {
         if self.is_empty() {
             return None;
         }
-        let same_size = self.of_size(size).filter(|block| block.address > address).min();
+        let same_size = self.of_size(size).filter(|block| block.order > order).min();
         same_size.or_else(|| self.found_above(size))
     }
 
@@ -232,16 +233,16 @@ impl SizeBins {
         self.words_occupied == 0 && self.huge.is_empty()
     }
 
-    /// The last block before (size, address).
-    fn before(&self, size: u64, address: u64) -> Option<FreeBlock> {
-        let same_size = self.of_size(size).filter(|block| block.address < address).max();
+    /// The last block before (size, order).
+    fn before(&self, size: u64, order: u64) -> Option<FreeBlock> {
+        let same_size = self.of_size(size).filter(|block| block.order < order).max();
         let below = same_size.or_else(|| self.huge.range(..(size, 0)).next_back().map(huge_entry));
         let (group, place) = bin_of(size).unwrap_or((BINS / GROUP, 0));
         below.or_else(|| self.last_below_bin(group, place))
     }
 
-    /// Every block from (size, address) on, in order. The bitmaps skip empty bins.
-    fn ascending(&self, size: u64, address: u64) -> impl Iterator<Item = FreeBlock> + '_ {
+    /// Every block from (size, order) on, in order. The bitmaps skip empty bins.
+    fn ascending(&self, size: u64, order: u64) -> impl Iterator<Item = FreeBlock> + '_ {
         let mut next = Some(self.first_at_least(size)).filter(|&found| found != FreeBlock::END);
         let mut bin: Vec<FreeBlock> = Vec::new();
         std::iter::from_fn(move || {
@@ -253,7 +254,7 @@ impl SizeBins {
             }
             bin.pop()
         })
-        .skip_while(move |entry| (entry.size, entry.address) < (size, address))
+        .skip_while(move |entry| (entry.size, entry.order) < (size, order))
     }
 
     /// All blocks of a size, unordered.
@@ -271,7 +272,7 @@ impl SizeBins {
         if self.groups.len() <= number {
             self.groups.resize_with(number + 1, || None);
         }
-        let bin = SizeBin { address: 0, slot: NONE, heap: NONE };
+        let bin = SizeBin { order: 0, slot: NONE, heap: NONE };
         self.groups[number] = Some(Box::new(BinGroup { occupied: 0, crowded: 0, bins: [bin; GROUP] }));
     }
 
@@ -281,9 +282,9 @@ impl SizeBins {
         let Some(Some(group)) = self.groups.get_mut(group) else { return };
         let bin = &mut group.bins[place];
         group.crowded |= 1 << place;
-        let resident = (bin.address, bin.slot);
+        let resident = (bin.order, bin.slot);
         let (lowest, other) = select_unpredictable(block.0 < resident.0, (block, resident), (resident, block));
-        (bin.address, bin.slot) = lowest;
+        (bin.order, bin.slot) = lowest;
         if bin.heap == NONE {
             bin.heap = self.heaps.len() as u32;
             self.heaps.push(AddressHeap::default());
@@ -300,7 +301,7 @@ impl SizeBins {
         if bin.slot != slot {
             heap.remove(slot, &mut self.places);
         } else if let Some(lowest) = heap.take_lowest(&mut self.places) {
-            (bin.address, bin.slot) = lowest;
+            (bin.order, bin.slot) = lowest;
         }
         if heap.is_empty() {
             group.crowded &= !(1 << place);
@@ -311,7 +312,7 @@ impl SizeBins {
     fn bin(&self, group: usize, place: usize) -> Option<((u64, u32), Option<&AddressHeap>)> {
         let group = self.groups.get(group)?.as_deref().filter(|group| group.occupied & (1 << place) != 0)?;
         let bin = &group.bins[place];
-        Some(((bin.address, bin.slot), self.heaps.get(bin.heap as usize)))
+        Some(((bin.order, bin.slot), self.heaps.get(bin.heap as usize)))
     }
 
     #[inline]
@@ -382,7 +383,7 @@ impl BinGroup {
     fn lowest(&self, number: usize, bins: u64) -> FreeBlock {
         let place = bins.trailing_zeros() as usize % GROUP;
         let bin = &self.bins[place];
-        binned_entry(number, place)((bin.address, bin.slot))
+        binned_entry(number, place)((bin.order, bin.slot))
     }
 }
 
@@ -390,7 +391,7 @@ impl BinGroup {
 #[inline]
 fn binned_entry(group: usize, place: usize) -> impl Fn((u64, u32)) -> FreeBlock {
     let size = bin_size(group, place);
-    move |(address, slot)| FreeBlock { size, address, slot }
+    move |(order, slot)| FreeBlock { size, order, slot }
 }
 
 /// The size of the blocks in a bin.
@@ -399,8 +400,8 @@ fn bin_size(group: usize, place: usize) -> u64 {
     ((group * GROUP + place + 1) as u64) << QUANTUM_SHIFT
 }
 
-fn huge_entry((&(size, address), &slot): (&(u64, u64), &u32)) -> FreeBlock {
-    FreeBlock { size, address, slot }
+fn huge_entry((&(size, order), &slot): (&(u64, u64), &u32)) -> FreeBlock {
+    FreeBlock { size, order, slot }
 }
 
 /// Group and place of the bin for a size; `None` above 32 MiB. A size that is not a multiple of 512
@@ -435,7 +436,7 @@ impl HeapPositions {
     }
 }
 
-/// The blocks of one size except the lowest: a heap of (address, slot), lowest address first. The
+/// The blocks of one size except the lowest: a heap of (order, slot), lowest order first. The
 /// lowest is removed when it is handed out, any other when a neighbour merges with it, which is why
 /// positions are noted by slot.
 #[derive(Clone, Debug, Default)]
@@ -467,7 +468,7 @@ impl AddressHeap {
         }
     }
 
-    /// Removes the block with the lowest address.
+    /// Removes the block with the lowest order.
     #[inline]
     fn take_lowest(&mut self, places: &mut HeapPositions) -> Option<(u64, u32)> {
         let last = self.nodes.pop()?;
@@ -549,8 +550,8 @@ mod tests {
         ]
     }
 
-    fn entry((&(size, address), &slot): (&(u64, u64), &u32)) -> FreeBlock {
-        FreeBlock { size, address, slot }
+    fn entry((&(size, order), &slot): (&(u64, u64), &u32)) -> FreeBlock {
+        FreeBlock { size, order, slot }
     }
 
     proptest! {
@@ -558,37 +559,37 @@ mod tests {
         fn free_index_agrees_with_ordered_map(steps in prop::collection::vec((any::<bool>(), size(), 0u64..200), 1..600)) {
             let (mut index, mut model) = (FreeIndex::default(), BTreeMap::new());
             for (number, (insert, size, place)) in (0u32..).zip(steps) {
-                let address = 4096 + place * 512;
-                if insert && model.keys().all(|&(_, other)| other != address) {
-                    index.insert(FreeBlock { size, address, slot: number });
-                    model.insert((size, address), number);
-                } else if let Some((&(size, address), _)) = model.range((size, address)..).next() {
-                    let slot = model.remove(&(size, address)).unwrap();
-                    index.remove(FreeBlock { size, address, slot });
+                let order = 4096 + place * 512;
+                if insert && model.keys().all(|&(_, other)| other != order) {
+                    index.insert(FreeBlock { size, order, slot: number });
+                    model.insert((size, order), number);
+                } else if let Some((&(size, order), _)) = model.range((size, order)..).next() {
+                    let slot = model.remove(&(size, order)).unwrap();
+                    index.remove(FreeBlock { size, order, slot });
                 }
                 let value = |found: Option<(&(u64, u64), &u32)>| found.map(entry);
                 prop_assert_eq!(index.first_at_least(size), value(model.range((size, 0)..).next()));
-                prop_assert_eq!(index.after(size, address), value(model.range((size, address + 1)..).next()));
-                prop_assert_eq!(index.before(size, address), value(model.range(..(size, address)).next_back()));
+                prop_assert_eq!(index.after(size, order), value(model.range((size, order + 1)..).next()));
+                prop_assert_eq!(index.before(size, order), value(model.range(..(size, order)).next_back()));
                 prop_assert_eq!(index.last(), value(model.last_key_value()));
-                let next = index.ascending(size, address).take(3);
-                prop_assert!(next.eq(model.range((size, address)..).take(3).map(entry)));
+                let next = index.ascending(size, order).take(3);
+                prop_assert!(next.eq(model.range((size, order)..).take(3).map(entry)));
             }
             prop_assert!(index.ascending(0, 0).eq(model.iter().map(entry)));
         }
     }
 
     #[test]
-    fn lowest_address_of_equal_blocks_comes_first() {
+    fn lowest_order_of_equal_blocks_comes_first() {
         let mut index = FreeIndex::default();
         for n in 0..10_000u64 {
             // A full cycle of a permutation: neither ascending nor descending.
-            index.insert(FreeBlock { size: 512, address: 512 + (n * 7_919 % 10_000) * 512, slot: n as u32 });
+            index.insert(FreeBlock { size: 512, order: 512 + (n * 7_919 % 10_000) * 512, slot: n as u32 });
         }
         for n in 0..10_000u64 {
             let slot = index.first_at_least(512).unwrap().slot;
             assert_eq!(u64::from(slot) * 7_919 % 10_000, n);
-            index.remove(FreeBlock { size: 512, address: 512 + n * 512, slot });
+            index.remove(FreeBlock { size: 512, order: 512 + n * 512, slot });
         }
         assert_eq!(index.first_at_least(512), None);
     }

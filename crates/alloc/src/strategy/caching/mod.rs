@@ -20,15 +20,15 @@ use std::collections::VecDeque;
 
 pub use resume::SharedRange;
 
-use self::{expandable::RangeTable, pools::PoolTable, statistics::CachingStatistics};
+use self::{blocks::BlockNumbers, expandable::RangeTable, pools::PoolTable, statistics::CachingStatistics};
 use super::{
     Attempt, Block, BlockView, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Parameter, Refusal,
     Request, SegmentView, Setup, Shortage, Stats, Strategy, StrategyEntry, StrategyError,
     pooled::{MemoryPiece, NONE, PieceState, PieceTable},
 };
 use crate::device::Capabilities;
-use oomph_base::{Address, MemoryLimit, StreamId};
-use oomph_pytorch::{AllocatorSettings, AllocatorSettingsError, MIN_BLOCK_SIZE, REQUEST_LIMIT, SMALL_SIZE};
+use oomph_base::{Address, StreamId};
+use oomph_pytorch::{AllocatorRules, AllocatorSettings, AllocatorSettingsError, MIN_BLOCK_SIZE, REQUEST_LIMIT, SMALL_SIZE};
 
 /// The registry's line.
 pub(super) const ENTRY: StrategyEntry = StrategyEntry {
@@ -46,6 +46,7 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
 };
 
 const PARAMETERS: &[Parameter] = &[
+    Parameter::text("release", "2.0 to 2.15", "2.11", "the release of PyTorch whose allocator this is"),
     Parameter::text(
         "expandable_segments",
         "True, False",
@@ -86,8 +87,7 @@ const PARAMETERS: &[Parameter] = &[
 ];
 
 fn build(parameters: &str, setup: &Setup<'_>) -> Built {
-    let settings =
-        AllocatorSettings::default().updated(parameters).map_err(|error| ENTRY.refused(error.to_string()))?;
+    let settings = AllocatorSettings::with_release(parameters).map_err(|error| ENTRY.refused(error.to_string()))?;
     Ok(Box::new(Caching::new(settings, setup)))
 }
 
@@ -107,6 +107,7 @@ pub struct Caching {
     blocks: PieceTable,
     pools: PoolTable,
     ranges: RangeTable,
+    numbers: BlockNumbers,
     /// Blocks freed during a capture, which wait for its end
     /// (`needs_events_deferred_until_no_capture`).
     postponed: VecDeque<u32>,
@@ -129,7 +130,7 @@ impl RareRules {
     fn of(settings: &AllocatorSettings, limit: Option<u64>) -> RareRules {
         RareRules {
             collects_garbage: limit.is_some() && settings.garbage_collection_threshold > 0.0,
-            divides_powers: settings.roundup_power2_divisions.iter().any(|&divisions| divisions > 1),
+            divides_powers: settings.roundup_power2_divisions.iter().any(|&divisions| divisions > 0),
         }
     }
 }
@@ -148,7 +149,9 @@ impl Caching {
     #[must_use]
     pub fn new(settings: AllocatorSettings, setup: &Setup<'_>) -> Caching {
         let device_bytes = setup.props.total_bytes;
-        let fraction = MemoryLimit::Fraction(settings.per_process_memory_fraction).resolve(device_bytes);
+        // 1 is the default, which sets no limit in any release.
+        let fraction = Some(settings.per_process_memory_fraction).filter(|&fraction| fraction < 1.0);
+        let fraction = fraction.and_then(|fraction| settings.release.rules().fraction.limit(fraction, device_bytes));
         let limit = [setup.limit, fraction].into_iter().flatten().min();
         Caching::as_new((settings, limit), device_bytes)
     }
@@ -161,8 +164,9 @@ impl Caching {
             device_bytes,
             reserved: 0,
             blocks: PieceTable::default(),
-            pools: PoolTable::default(),
+            pools: PoolTable::new(initial.0.release.rules().pools),
             ranges: RangeTable::default(),
+            numbers: BlockNumbers::new(initial.0.release.rules().ties),
             postponed: VecDeque::new(),
             statistics: CachingStatistics::default(),
             initial,
@@ -173,6 +177,11 @@ impl Caching {
     #[must_use]
     pub fn settings(&self) -> &AllocatorSettings {
         &self.settings
+    }
+
+    /// The rules of the release.
+    fn rules(&self) -> &'static AllocatorRules {
+        self.settings.release.rules()
     }
 
     /// Refuses a request of an impossible size.
@@ -225,7 +234,8 @@ impl Strategy for Caching {
 
     /// `DeviceCachingAllocator::recordStream`.
     fn used_on(&mut self, _: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
-        self.blocks.note_use(block, stream, self.pools.is_capturing())
+        let dropped = self.pools.is_capturing() && self.rules().pools.drops_capture_uses;
+        self.blocks.note_use(block, stream, dropped)
     }
 
     fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError> {
@@ -244,7 +254,7 @@ impl Strategy for Caching {
                 Ok(())
             }
             Control::Fraction(fraction) if (0.0..=1.0).contains(&fraction) => {
-                self.limit = MemoryLimit::Fraction(fraction).resolve(self.device_bytes);
+                self.limit = self.rules().fraction.limit(fraction, self.device_bytes);
                 self.rare = RareRules::of(&self.settings, self.limit);
                 Ok(())
             }
@@ -253,6 +263,8 @@ impl Strategy for Caching {
             }
             Control::PoolBegin { pool, stream } => self.pool_begin(pool, stream),
             Control::PoolEnd { pool } => self.pool_end(pool),
+            Control::CaptureBegin => self.pools.capture(true),
+            Control::CaptureEnd => self.pools.capture(false),
             Control::PoolRetain { pool, use_on_oom } => self.pool_retain(pool, use_on_oom),
             Control::PoolRelease { pool } => self.pool_release(pool),
             Control::StepBegins(_) => Ok(()),
@@ -277,6 +289,10 @@ impl Strategy for Caching {
 
     /// `DeviceCachingAllocator::emptyCache`.
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
+        if self.pools.is_capturing() && !self.rules().pools.trims_in_capture {
+            self.statistics.syncs += 1;
+            return Err(self.failed_assertion("empty_cache during a capture"));
+        }
         self.release_cached(cx)?;
         self.release_stranded(cx)
     }
@@ -299,7 +315,7 @@ impl Strategy for Caching {
             let mut found = free.last()?;
             // Mapped memory is skipped while expandable segments are off.
             while self.blocks[found.slot].is_expandable() && !self.settings.expandable_segments {
-                found = free.before(found.size, found.address)?;
+                found = free.before(found.size, found.order)?;
             }
             Some(found.size)
         };
@@ -331,6 +347,11 @@ impl Strategy for Caching {
 }
 
 impl Caching {
+    /// The error that the program gets where PyTorch's allocator fails one of its assertions.
+    fn failed_assertion(&self, what: &str) -> StrategyError {
+        StrategyError::Refused(format!("PyTorch {} fails an internal assertion: {what}", self.settings.release))
+    }
+
     fn segment(&self, head: u32) -> SegmentView {
         let arena = &self.pools.arenas[self.blocks[head].arena()];
         let mapped = self.blocks.chain(head).map(|slot| &self.blocks[slot]);

@@ -7,6 +7,7 @@
 use super::{Caching, expandable::UnmappedParts, free_index::FreeIndex};
 use crate::strategy::{Context, StrategyError, pooled::NONE};
 use oomph_base::StreamId;
+use oomph_pytorch::PoolRules;
 
 /// PyTorch's number of a pool (`MempoolId_t`).
 pub(super) type PoolKey = (u64, u64);
@@ -71,8 +72,11 @@ pub(super) struct PoolTable {
     pub(super) arenas: Vec<PoolArena>,
     vacant_arenas: Vec<u32>,
     /// Pools that requests go to now, each with the stream it is limited to (`captures_underway`).
-    /// The latest match wins.
+    /// In the order of their beginnings.
     routes: Vec<(u32, Option<StreamId>)>,
+    /// How many captures of CUDA graphs are under way. Counted from 2.13 on; before, every route is one.
+    captures: u32,
+    rules: PoolRules,
     /// Pools whose cached blocks may serve the default pool before it runs out of memory
     /// (`use_on_oom_pools`).
     fallbacks: Vec<PoolKey>,
@@ -81,37 +85,51 @@ pub(super) struct PoolTable {
     recent: [(StreamId, u32); 2],
 }
 
-impl Default for PoolTable {
-    fn default() -> Self {
+impl PoolTable {
+    pub(super) fn new(rules: PoolRules) -> PoolTable {
         PoolTable {
             pools: vec![CachingPool { key: (0, 0), users: 1, segments: 0, vacant: false }],
             sides: vec![PoolSide::default(), PoolSide::default()],
             arenas: Vec::new(),
             vacant_arenas: Vec::new(),
             routes: Vec::new(),
+            captures: 0,
+            rules,
             fallbacks: Vec::new(),
             recent: [(StreamId::DEFAULT, NONE); 2],
         }
     }
-}
 
-impl PoolTable {
-    /// Whether any request is routed to a private pool. PyTorch then assumes that a stream is being
-    /// captured.
+    /// Whether any request is routed to a private pool.
+    #[inline]
+    fn is_routing(&self) -> bool {
+        !self.routes.is_empty()
+    }
+
+    /// Whether the allocator assumes that a stream is being captured. Up to 2.12 it does while any request is routed to a
+    /// private pool.
     #[inline]
     pub(super) fn is_capturing(&self) -> bool {
-        !self.routes.is_empty()
+        if self.rules.scope_is_no_capture { self.captures > 0 } else { self.is_routing() }
+    }
+
+    /// The capture of a CUDA graph begins or ends (`markCaptureBegin`, `markCaptureEnd`).
+    pub(super) fn capture(&mut self, begins: bool) -> Result<(), StrategyError> {
+        let captures = if begins { self.captures.checked_add(1) } else { self.captures.checked_sub(1) };
+        self.captures = captures.ok_or_else(|| StrategyError::Refused("no capture is under way".to_owned()))?;
+        Ok(())
     }
 
     /// The side that serves a request of this stream.
     pub(super) fn side_for(&self, stream: StreamId, large: bool) -> u32 {
-        let pool = if self.is_capturing() { self.routed_pool(stream) } else { DEFAULT_POOL };
+        let pool = if self.is_routing() { self.routed_pool(stream) } else { DEFAULT_POOL };
         pool * 2 + u32::from(large)
     }
 
     #[cold]
     fn routed_pool(&self, stream: StreamId) -> u32 {
-        let route = self.routes.iter().rev().find(|(_, only)| only.is_none_or(|only| only == stream));
+        let mut matching = self.routes.iter().filter(|(_, only)| only.is_none_or(|only| only == stream));
+        let route = if self.rules.latest_scope { matching.next_back() } else { matching.next() };
         route.map_or(DEFAULT_POOL, |&(pool, _)| pool)
     }
 
@@ -119,7 +137,7 @@ impl PoolTable {
     #[inline]
     pub(super) fn arena_for(&mut self, stream: StreamId, large: bool) -> u32 {
         let (of_stream, arena) = self.recent[usize::from(large)];
-        if of_stream == stream && arena != NONE && !self.is_capturing() {
+        if of_stream == stream && arena != NONE && !self.is_routing() {
             return arena;
         }
         self.look_up_arena(stream, large)

@@ -16,7 +16,7 @@ impl Caching {
         let (address, size) = (block.address, block.size);
         cx.device.free(Address(address))?;
         let owner = &mut self.pools.arenas[block.arena()];
-        owner.free.remove(block.entry(slot));
+        owner.free.remove(block.entry(slot, self.numbers.ties));
         let (stream, large, pool) = (owner.stream, owner.is_large(), owner.pool());
         cx.sink.event(StrategyEvent::SegmentFree { address: Address(address), bytes: size, stream });
         self.reserved -= size;
@@ -44,7 +44,9 @@ impl Caching {
         candidates.retain(|&slot| !self.blocks[slot].is_split());
         let mut count = candidates.len() as u64;
         let mut total_age: u64 = candidates.iter().map(|&slot| self.blocks[slot].age(clock)).sum();
-        candidates.retain(|&slot| !self.blocks[slot].is_expandable());
+        if self.rules().release_skips_expandable {
+            candidates.retain(|&slot| !self.blocks[slot].is_expandable());
+        }
         let mut reclaimed = 0;
         while reclaimed < target && count > 0 {
             let average = total_age as f64 / count as f64;
@@ -54,6 +56,9 @@ impl Caching {
                 if (age as f64) < average {
                     younger.push(slot);
                     continue;
+                }
+                if self.blocks[slot].is_expandable() {
+                    return Err(self.failed_assertion("garbage collection reached a block of an expandable segment"));
                 }
                 reclaimed += self.blocks[slot].size;
                 total_age -= age;
@@ -86,9 +91,10 @@ impl Caching {
             return Ok(false);
         }
         let wanted = rounded.max(oversize);
+        let skips = self.rules().release_skips_expandable;
         let free = &self.pools.arenas[arena as usize].free;
         if let Some(found) = free.first_at_least(wanted)
-            && !self.blocks[found.slot].is_expandable()
+            && (!skips || !self.blocks[found.slot].is_expandable())
         {
             return self.release_whole(cx, found.slot).map(|released| released > 0);
         }
@@ -98,8 +104,8 @@ impl Caching {
             && let Some(found) = next
             && found.size >= oversize
         {
-            next = self.pools.arenas[arena as usize].free.before(found.size, found.address);
-            if !self.blocks[found.slot].is_expandable() {
+            next = self.pools.arenas[arena as usize].free.before(found.size, found.order);
+            if !skips || !self.blocks[found.slot].is_expandable() {
                 released += self.release_whole(cx, found.slot)?;
             }
         }
@@ -109,6 +115,9 @@ impl Caching {
     /// Frees a block's segment if the block fills it. Returns the bytes freed.
     fn release_whole(&mut self, cx: &mut Context<'_>, slot: u32) -> Result<u64, StrategyError> {
         let block = &self.blocks[slot];
+        if block.is_expandable() {
+            return Err(self.failed_assertion("a block of an expandable segment was to be released for a request"));
+        }
         if block.is_split() {
             self.statistics.defects_avoided += 1;
             return Ok(0);
@@ -177,7 +186,7 @@ impl Caching {
         mapped.into_iter().try_for_each(|slot| self.unmap_block(cx, slot))
     }
 
-    /// The free blocks of a side, by (stream handle, size, address).
+    /// The free blocks of a side, by stream handle, size and age or address.
     fn free_blocks(&self, cx: &Context<'_>, side: u32) -> Vec<u32> {
         let arenas = self.pools.arenas_in_order(cx, side).into_iter();
         arenas

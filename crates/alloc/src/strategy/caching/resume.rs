@@ -138,7 +138,7 @@ impl Caching {
         let block = &mut self.blocks[slot];
         let (address, arena) = (block.address, block.arena());
         (block.address, block.size) = (address + bytes, block.size - bytes);
-        let front = block.sibling(address, bytes, PieceState::Unmapped);
+        let front = block.sibling(address, bytes, PieceState::Unmapped, self.numbers.of_part(block.number()));
         let front = self.blocks.insert_before(slot, front);
         let unmapped = &mut self.pools.arenas[arena].unmapped;
         unmapped.insert(address, front);
@@ -151,7 +151,7 @@ impl Caching {
         let arena = self.layout_arena(segment)?;
         let address = cx.device.alloc(segment.bytes)?;
         let slot = self.record_segment(cx, arena, address, segment.bytes);
-        self.pools.arenas[arena as usize].free.insert(self.blocks[slot].entry(slot));
+        self.pools.arenas[arena as usize].free.insert(self.blocks[slot].entry(slot, self.numbers.ties));
         Ok(slot)
     }
 
@@ -181,17 +181,20 @@ impl Caching {
     /// Splits a segment, which is one free block so far, into its blocks.
     fn fill(&mut self, segment: &SegmentView, head: u32, held: &mut Vec<Block>) {
         let owner = &mut self.pools.arenas[self.blocks[head].arena()];
-        owner.free.remove(self.blocks[head].entry(head));
+        owner.free.remove(self.blocks[head].entry(head, self.numbers.ties));
         let (large, now) = (owner.is_large(), owner.clock);
         let last = segment.blocks.len() - 1;
         for (place, view) in segment.blocks.iter().enumerate() {
             let slot = if place < last { self.blocks.cut_front(head, view.size, now).0 } else { head };
             let block = &mut self.blocks[slot];
+            if place < last {
+                block.links[1] = self.numbers.of_part(block.links[1]);
+            }
             block.requested = view.requested;
             block.set_freed_at(now);
             if view.state == BlockState::Free {
                 block.state = PieceState::Free;
-                owner.free.insert(block.entry(slot));
+                owner.free.insert(block.entry(slot, self.numbers.ties));
                 if last > 0 && !segment.mapped {
                     self.statistics.raise_inactive_split(large, 1, view.size);
                 }

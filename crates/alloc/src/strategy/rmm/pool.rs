@@ -109,7 +109,7 @@ pub(super) struct RmmPool {
 #[inline]
 fn entry(pieces: &PieceTable, slot: u32) -> FreeBlock {
     let MemoryPiece { size, address, .. } = pieces[slot];
-    FreeBlock { size: 2 * size, address, slot }
+    FreeBlock { size: 2 * size, order: address, slot }
 }
 
 /// Takes a piece from its list and puts what exceeds `size` back. The rest has no neighbour in the
