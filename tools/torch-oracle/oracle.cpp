@@ -256,6 +256,9 @@ class Program {
     std::cout << "stat num_sync_all_streams " << statistics.num_sync_all_streams << "\nstat num_device_alloc "
               << statistics.num_device_alloc << "\nstat num_device_free " << statistics.num_device_free << "\n";
 #endif
+#if RELEASE >= 212
+    std::cout << "stat num_oom_rejections " << statistics.num_oom_rejections << "\n";
+#endif
   }
 
   const std::vector<std::string>& lines_;

@@ -18,7 +18,7 @@ mod variable;
 
 pub use recorded::{InitialLayout, RecordedSettings, RecordedValue};
 pub use release::{AllocatorRules, FractionRule, PoolFallback, PoolRules, Release, ReleaseError, TieOrder};
-pub use settings::{AllocatorSettings, AllocatorSettingsError, CONF_VARIABLE, UNLIMITED};
+pub use settings::{AllocatorSettings, AllocatorSettingsError, CONF_VARIABLE, RangeReserve, UNLIMITED};
 pub use variable::{NEW_CONF_VARIABLE, ReleaseSpan, export_line, variable_note};
 
 use oomph_base::{MIB, round_up};

@@ -90,11 +90,16 @@ pub struct AllocatorRules {
     pub one_division_keeps_size: bool,
     /// How a memory fraction becomes a limit (`setMemoryFraction`).
     pub fraction: FractionRule,
+    /// The text of settings is read strictly: separators are checked and whole numbers have 32 bits
+    /// (`CUDAAllocatorConfig::consumeToken`). Later, separators are skipped unseen.
+    pub strict_settings: bool,
     /// The least value of `max_split_size_mb` and `max_non_split_rounding_mb` is
     /// `large_segment_size_mb`. Before, it was 21.
     pub oversize_from_segment: bool,
     /// Reading settings resets `max_non_split_rounding_mb`.
     pub resets_non_split_rounding: bool,
+    /// `throw_on_cudamalloc_oom` exists, and its rejections are counted.
+    pub rejects_early: bool,
     /// `release_available_cached_blocks` skips blocks of expandable segments. Before, an assertion
     /// failed at such a block.
     pub release_skips_expandable: bool,
@@ -171,8 +176,10 @@ const R2_0: AllocatorRules = AllocatorRules {
     accepts_no_divisions: false,
     one_division_keeps_size: true,
     fraction: FractionRule { rounds: false, one_is_a_limit: true },
+    strict_settings: true,
     oversize_from_segment: false,
     resets_non_split_rounding: false,
+    rejects_early: false,
     release_skips_expandable: false,
     pools: PoolRules {
         expandable: false,
@@ -201,6 +208,7 @@ const R2_8: AllocatorRules = AllocatorRules {
 const R2_10: AllocatorRules = AllocatorRules {
     above_includes_last: false,
     fraction: FractionRule { one_is_a_limit: false, ..R2_8.fraction },
+    strict_settings: false,
     oversize_from_segment: true,
     pools: PoolRules { latest_scope: true, fallback: PoolFallback::LastOrdinary, ..R2_8.pools },
     ..R2_8
@@ -210,7 +218,7 @@ const R2_11: AllocatorRules = AllocatorRules {
     pools: PoolRules { fallback: PoolFallback::First, ..R2_10.pools },
     ..R2_10
 };
-const R2_12: AllocatorRules = AllocatorRules { ties: TieOrder::Block, ..R2_11 };
+const R2_12: AllocatorRules = AllocatorRules { ties: TieOrder::Block, rejects_early: true, ..R2_11 };
 const R2_13: AllocatorRules = AllocatorRules {
     ties: TieOrder::Segment,
     fraction: FractionRule { rounds: true, ..R2_12.fraction },

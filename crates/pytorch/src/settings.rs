@@ -6,7 +6,7 @@
 //! are refused with a message that names the setting.
 
 use crate::{LARGE_BUFFER, MIN_LARGE_ALLOC, ROUNDUP_INTERVALS, Release, ReleaseError};
-use oomph_base::{MIB, did_you_mean, nearest};
+use oomph_base::{GIB, MIB, did_you_mean, nearest};
 
 /// The environment variable that holds the settings of CUDA programs.
 pub const CONF_VARIABLE: &str = "PYTORCH_CUDA_ALLOC_CONF";
@@ -32,10 +32,46 @@ pub struct AllocatorSettings {
     /// Size of segments for requests between 1 and 10 MiB, and of the pages of large expandable
     /// segments.
     pub large_segment_size: u64,
-    /// Share of the device that may be reserved. Read only when the allocator is constructed.
+    /// Share of the device that may be reserved. Read only when the allocator is constructed, and for
+    /// `throw_on_oom`.
     pub per_process_memory_fraction: f64,
+    /// A request that would take more than that share from the device fails before the driver is
+    /// asked (`throw_on_cudamalloc_oom`).
+    pub throw_on_oom: bool,
+    /// The size of the address ranges of expandable segments (`expandable_segments_reserve`), if it
+    /// is not nine eighths of the device's memory.
+    pub range_reserve: Option<RangeReserve>,
     /// Settings in the text that do not change how device memory is placed.
     pub ignored: Vec<&'static str>,
+}
+
+/// The size of an address range (`ExpandableSegmentReserveSpec`).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RangeReserve {
+    /// A share of the device's memory.
+    Share(f64),
+    /// A number of GiB.
+    Gibibytes(f64),
+}
+
+impl RangeReserve {
+    /// The size on a device with `total` bytes.
+    #[must_use]
+    pub fn bytes(self, total: u64) -> u64 {
+        // The conversion saturates, as PyTorch does.
+        match self {
+            RangeReserve::Share(share) => (share * total as f64) as u64,
+            RangeReserve::Gibibytes(gibibytes) => (gibibytes * GIB as f64) as u64,
+        }
+    }
+
+    /// Reads `0.5` or `40G`. PyTorch ignores any other text (`parseReserveSpec`).
+    fn read(text: &str) -> Option<RangeReserve> {
+        let number = text.strip_suffix(['G', 'g']);
+        let value: f64 = number.unwrap_or(text).parse().ok()?;
+        let kind = if number.is_some() { RangeReserve::Gibibytes } else { RangeReserve::Share };
+        (value.is_finite() && value > 0.0).then(|| kind(value))
+    }
 }
 
 /// A text that is not a list of settings.
@@ -69,6 +105,14 @@ pub enum AllocatorSettingsError {
         /// The setting.
         key: &'static str,
     },
+    /// Another separator than the release expects.
+    #[error("'{found}' where the settings need '{expected}'")]
+    Separator {
+        /// The right separator.
+        expected: &'static str,
+        /// What the text has.
+        found: String,
+    },
     /// A list without its closing bracket.
     #[error("the list of '{key}' is not closed by ']'")]
     OpenList {
@@ -93,23 +137,29 @@ pub enum AllocatorSettingsError {
 type Parsed<T> = Result<T, AllocatorSettingsError>;
 
 /// The settings and the release in which each is new.
-const KEYS: [(&str, Release); 16] = [
+const KEYS: [(&str, Release); 22] = [
     ("backend", Release::OLDEST),
     ("expandable_segments", Release::new(1)),
+    ("expandable_segments_reserve", Release::new(15)),
+    ("expandable_segments_reserve_by_class", Release::new(15)),
     ("garbage_collection_threshold", Release::OLDEST),
     ("graph_capture_record_stream_reuse", Release::new(9)),
     ("large_segment_size_mb", Release::new(11)),
     ("max_non_split_rounding_mb", Release::new(6)),
     ("max_split_size_mb", Release::OLDEST),
     ("per_process_memory_fraction", Release::new(10)),
-    ("pinned_num_register_threads", Release::OLDEST),
-    ("pinned_reserve_segment_size_mb", Release::OLDEST),
-    ("pinned_use_background_threads", Release::OLDEST),
-    ("pinned_use_cuda_host_register", Release::OLDEST),
-    ("pinned_use_hip_host_register", Release::OLDEST),
+    ("pinned_free_catch_all", Release::new(12)),
+    ("pinned_max_cached_size_mb", Release::new(13)),
+    ("pinned_max_round_threshold_mb", Release::new(13)),
+    ("pinned_num_register_threads", Release::new(2)),
+    ("pinned_reserve_segment_size_mb", Release::new(11)),
+    ("pinned_use_background_threads", Release::new(6)),
+    ("pinned_use_cuda_host_register", Release::new(2)),
+    ("pinned_use_hip_host_register", Release::new(2)),
     ("release_lock_on_cudamalloc", Release::new(2)),
     ("release_lock_on_hipmalloc", Release::new(2)),
     ("roundup_power2_divisions", Release::OLDEST),
+    ("throw_on_cudamalloc_oom", Release::new(12)),
 ];
 
 impl Default for AllocatorSettings {
@@ -123,6 +173,8 @@ impl Default for AllocatorSettings {
             expandable_segments: false,
             large_segment_size: LARGE_BUFFER,
             per_process_memory_fraction: 1.0,
+            throw_on_oom: false,
+            range_reserve: None,
             ignored: Vec::new(),
         }
     }
@@ -168,19 +220,19 @@ impl AllocatorSettings {
             ..self.clone()
         };
         // The bounds of other settings depend on this one, so PyTorch reads it first.
+        let strict = self.release.rules().strict_settings;
         for place in 0..tokens.len() {
             if tokens[place] == "large_segment_size_mb" {
-                settings.read_one(&mut TokenReader { tokens: &tokens, place })?;
+                settings.read_one(&mut TokenReader { tokens: &tokens, place, strict })?;
             }
         }
         if settings.release.rules().resets_non_split_rounding {
             settings.max_non_split_rounding = settings.large_segment_size;
         }
-        let mut reader = TokenReader { tokens: &tokens, place: 0 };
+        let mut reader = TokenReader { tokens: &tokens, place: 0, strict };
         while reader.place < tokens.len() {
             settings.read_one(&mut reader)?;
-            // PyTorch does not check which separator this is.
-            reader.place += 2;
+            reader.end_setting()?;
         }
         Ok(settings)
     }
@@ -216,6 +268,10 @@ impl AllocatorSettings {
             }
             "roundup_power2_divisions" => self.read_divisions(reader, key)?,
             "expandable_segments" => self.expandable_segments = reader.truth(key)?,
+            "expandable_segments_reserve" => {
+                self.range_reserve = RangeReserve::read(reader.value(key)?).or(self.range_reserve);
+            }
+            "throw_on_cudamalloc_oom" => self.throw_on_oom = reader.truth(key)?,
             "backend" => match reader.value(key)? {
                 "native" => {}
                 "cudaMallocAsync" => return Err(AllocatorSettingsError::OtherBackend),
@@ -229,6 +285,15 @@ impl AllocatorSettings {
             }
             "pinned_reserve_segment_size_mb" => {
                 reader.integer(key, "a whole number above 0", |n| n > 0)?;
+                self.ignored.push(key);
+            }
+            "pinned_max_cached_size_mb" | "pinned_max_round_threshold_mb" => {
+                reader.integer(key, "a whole number", |_| true)?;
+                self.ignored.push(key);
+            }
+            // It concerns only streams that a program puts in a class by a C++ call.
+            "expandable_segments_reserve_by_class" => {
+                reader.skip_list(key)?;
                 self.ignored.push(key);
             }
             _ => {
@@ -247,16 +312,18 @@ impl AllocatorSettings {
         let divisions = &mut self.roundup_power2_divisions;
         let value = reader.value(key)?;
         if value != "[" {
-            divisions.fill(integer(key, value, "a power of two", u64::is_power_of_two)?);
+            divisions.fill(reader.integer_in(key, value, "a power of two", u64::is_power_of_two)?);
             return Ok(());
         }
         let (mut first, mut last) = (true, 0);
         loop {
             reader.place += 1;
-            let boundary = reader.token().ok_or(AllocatorSettingsError::OpenList { key })?;
-            if boundary == "]" {
-                return Ok(());
-            }
+            let boundary = match reader.token() {
+                Some("]") => return Ok(()),
+                // Up to 2.9, a list may end with the text.
+                None if reader.strict => return Ok(()),
+                other => other.ok_or(AllocatorSettingsError::OpenList { key })?,
+            };
             let divisor = match rules.accepts_no_divisions {
                 true => reader.integer(key, "0 or a power of two", |n| n == 0 || n.is_power_of_two())?,
                 false => reader.integer(key, "a power of two", u64::is_power_of_two)?,
@@ -265,7 +332,8 @@ impl AllocatorSettings {
                 let above = last + usize::from(!rules.above_includes_last);
                 divisions[above.min(ROUNDUP_INTERVALS)..].fill(divisor);
             } else {
-                let mebibytes = integer(key, boundary, "a power of two", u64::is_power_of_two)?;
+                let mebibytes = leading_integer(boundary).filter(|mebibytes| mebibytes.is_power_of_two());
+                let mebibytes = mebibytes.ok_or_else(|| bad(key, boundary, "a power of two"))?;
                 last = (mebibytes.ilog2() as usize).min(ROUNDUP_INTERVALS - 1);
                 if std::mem::take(&mut first) {
                     divisions[..last].fill(divisor);
@@ -273,7 +341,7 @@ impl AllocatorSettings {
                 divisions[last] = divisor;
             }
             if reader.tokens.get(reader.place + 1).ok_or(AllocatorSettingsError::OpenList { key })? != "]" {
-                reader.place += 1;
+                reader.separator(",")?;
             }
         }
     }
@@ -283,6 +351,8 @@ impl AllocatorSettings {
 struct TokenReader<'a> {
     tokens: &'a [String],
     place: usize,
+    /// Separators are checked, and whole numbers have 32 bits.
+    strict: bool,
 }
 
 impl<'a> TokenReader<'a> {
@@ -290,10 +360,39 @@ impl<'a> TokenReader<'a> {
         self.tokens.get(self.place).map(String::as_str)
     }
 
-    /// Skips the separator and returns the value. PyTorch does not check which separator it is.
+    /// Skips a separator. PyTorch checks which one it is up to 2.9.
+    fn separator(&mut self, expected: &'static str) -> Parsed<()> {
+        self.place += 1;
+        match self.token() {
+            Some(found) if self.strict && found != expected => {
+                Err(AllocatorSettingsError::Separator { expected, found: found.to_owned() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Goes on to the next setting.
+    fn end_setting(&mut self) -> Parsed<()> {
+        self.separator(",")?;
+        self.place += 1;
+        Ok(())
+    }
+
+    /// Skips the separator and returns the value.
     fn value(&mut self, key: &'static str) -> Parsed<&'a str> {
-        self.place += 2;
+        self.separator(":")?;
+        self.place += 1;
         self.token().ok_or(AllocatorSettingsError::MissingValue { key })
+    }
+
+    /// Skips a list of names and values.
+    fn skip_list(&mut self, key: &'static str) -> Parsed<()> {
+        self.value(key)?;
+        while self.token() != Some("]") {
+            self.place += 1;
+            self.token().ok_or(AllocatorSettingsError::OpenList { key })?;
+        }
+        Ok(())
     }
 
     fn truth(&mut self, key: &'static str) -> Parsed<bool> {
@@ -310,17 +409,26 @@ impl<'a> TokenReader<'a> {
     }
 
     fn integer(&mut self, key: &'static str, expected: &str, accepted: impl Fn(u64) -> bool) -> Parsed<u64> {
-        integer(key, self.value(key)?, expected, accepted)
+        let value = self.value(key)?;
+        self.integer_in(key, value, expected, accepted)
+    }
+
+    fn integer_in(
+        &self,
+        key: &'static str,
+        value: &str,
+        expected: &str,
+        accepted: impl Fn(u64) -> bool,
+    ) -> Parsed<u64> {
+        let fits = |n: &u64| !self.strict || i32::try_from(n.cast_signed()).is_ok();
+        let number = leading_integer(value).filter(fits);
+        number.filter(|&n| accepted(n)).ok_or_else(|| bad(key, value, expected))
     }
 
     fn mebibytes_from(&mut self, key: &'static str, (least, origin): (u64, &str)) -> Parsed<u64> {
         let expected = format!("a whole number of at least {least}{origin}");
         self.integer(key, &expected, |mebibytes| mebibytes >= least).map(to_bytes)
     }
-}
-
-fn integer(key: &'static str, value: &str, expected: &str, accepted: impl Fn(u64) -> bool) -> Parsed<u64> {
-    leading_integer(value).filter(|&n| accepted(n)).ok_or_else(|| bad(key, value, expected))
 }
 
 fn bad(key: &'static str, value: &str, expected: &str) -> AllocatorSettingsError {
@@ -379,6 +487,7 @@ mod tests {
              expandable_segments:True, large_segment_size_mb:24, per_process_memory_fraction:0.5, backend:native",
         );
         let expected = AllocatorSettings {
+            release: Release::DEFAULT,
             max_split_size: 64 * MIB,
             max_non_split_rounding: 32 * MIB,
             garbage_collection_threshold: 0.6,
@@ -386,6 +495,8 @@ mod tests {
             expandable_segments: true,
             large_segment_size: 24 * MIB,
             per_process_memory_fraction: 0.5,
+            throw_on_oom: false,
+            range_reserve: None,
             ignored: Vec::new(),
         };
         assert_eq!(settings, Ok(expected));

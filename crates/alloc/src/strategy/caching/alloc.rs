@@ -56,19 +56,23 @@ impl Caching {
             self.collect_garbage(cx, limit)?;
         }
         let mut outcome = Outcome::NewSegment;
+        let rejections = self.statistics.rejections;
         let mut grown = self.grow(cx, arena, rounded, asked)?;
+        // A first attempt that is rejected before the driver is asked ends the request.
+        let goes_on = self.statistics.rejections == rejections;
         let fallback = self.rules().pools.fallback;
         if grown.is_err()
+            && goes_on
             && fallback == PoolFallback::First
-            && let Some((block, outcome)) = self.alloc_from_fallback_pools(stream, request, arena)
+            && let Some((block, outcome)) = self.alloc_from_fallback_pools(stream, request, arena)?
         {
             return Ok(Attempt::Served(block, outcome));
         }
-        if grown.is_err() && self.release_available(cx, arena, rounded)? {
+        if grown.is_err() && goes_on && self.release_available(cx, arena, rounded)? {
             outcome = Outcome::ReleaseAndRetry;
             grown = self.grow(cx, arena, rounded, asked)?;
         }
-        if grown.is_err() && !self.pools.is_capturing() {
+        if grown.is_err() && goes_on && !self.pools.is_capturing() {
             self.release_cached(cx)?;
             self.statistics.kept.retries += 1;
             cx.sink.event(StrategyEvent::Retry { rounded });
@@ -77,7 +81,7 @@ impl Caching {
         }
         if grown.is_err()
             && matches!(fallback, PoolFallback::Last | PoolFallback::LastOrdinary)
-            && let Some((block, outcome)) = self.alloc_from_fallback_pools(stream, request, arena)
+            && let Some((block, outcome)) = self.alloc_from_fallback_pools(stream, request, arena)?
         {
             return Ok(Attempt::Served(block, outcome));
         }
@@ -93,6 +97,10 @@ impl Caching {
             Err(refused_by) => {
                 let device_free = Some(cx.device.memory_info()?.free);
                 let shortage = Shortage { rounded, asked, refused_by, device_free };
+                if self.statistics.rejections > rejections {
+                    // PyTorch neither counts nor records it as an OOM.
+                    return Ok(Attempt::OutOfMemory(shortage));
+                }
                 Ok(cx.out_of_memory(&mut self.statistics.kept, stream, shortage))
             }
         }
@@ -103,6 +111,13 @@ impl Caching {
     fn grow(&mut self, cx: &mut Context<'_>, arena: u32, rounded: u64, asked: u64) -> Result<NewBlock, StrategyError> {
         if self.limit.is_some_and(|limit| self.reserved.saturating_add(asked) > limit) {
             return Ok(Err(Refusal::Limit));
+        }
+        if self.settings.throw_on_oom {
+            let share = (self.settings.per_process_memory_fraction * self.device_bytes as f64) as u64;
+            if self.reserved.saturating_add(asked) > share {
+                self.statistics.rejections += 1;
+                return Ok(Err(Refusal::Limit));
+            }
         }
         let in_default_pool = self.pools.arenas[arena as usize].pool() == DEFAULT_POOL;
         if self.settings.expandable_segments && (in_default_pool || self.rules().pools.expandable) {
@@ -129,20 +144,33 @@ impl Caching {
 
     /// A cached block of a private pool that was created with `use_on_oom`
     /// (`try_mempool_fallback`). Such a pool does not grow for it.
+    ///
+    /// PyTorch routes the request to the pool for the search. Where other requests are routed to it
+    /// already, this fails an assertion, and the user that it added to the pool stays.
     fn alloc_from_fallback_pools(
         &mut self,
         stream: StreamId,
         request: RoundedRequest,
         arena: u32,
-    ) -> Option<(Block, Outcome)> {
+    ) -> Result<Option<(Block, Outcome)>, StrategyError> {
         if self.pools.arenas[arena as usize].pool() != DEFAULT_POOL {
-            return None;
+            return Ok(None);
         }
         let expandable = request.expandable && self.rules().pools.fallback == PoolFallback::Last;
-        self.pools.fallbacks().into_iter().find_map(|pool| {
+        for pool in self.pools.fallbacks() {
+            if self.pools.is_routed_to(pool) {
+                self.pools.pools[pool as usize].users += 1;
+                return Err(self.failed_assertion(
+                    "a request of the default pool falls back on a pool with use_on_oom while other requests go to it",
+                ));
+            }
             let arena = self.pools.arena(pool * 2 + u32::from(request.rounded > SMALL_SIZE), stream);
-            self.alloc_cached(arena, RoundedRequest { expandable, ..request })
-        })
+            let served = self.alloc_cached(arena, RoundedRequest { expandable, ..request });
+            if served.is_some() {
+                return Ok(served);
+            }
+        }
+        Ok(None)
     }
 }
 

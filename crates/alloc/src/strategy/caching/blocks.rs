@@ -8,10 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{
-    Caching,
-    free_index::{FreeBlock, FreeIndex},
-};
+use super::{Caching, free_index::FreeBlock};
 use crate::strategy::pooled::{MemoryPiece, NONE, PieceState, PieceTable};
 use oomph_pytorch::{MIN_BLOCK_SIZE, TieOrder};
 
@@ -86,7 +83,8 @@ pub(super) struct BlockNumbers {
 
 impl BlockNumbers {
     pub(super) const fn new(ties: TieOrder) -> BlockNumbers {
-        BlockNumbers { ties, next: 0 }
+        // 0 is the order of no block (`FreeBlock::NONE`).
+        BlockNumbers { ties, next: 1 }
     }
 
     /// The number of the block that a new segment consists of.
@@ -245,9 +243,9 @@ impl Caching {
     #[cold]
     pub(super) fn renumber(&mut self) {
         let numbers: BTreeSet<u32> = self.blocks.iter().map(|(_, block)| block.number()).collect();
-        let dense: BTreeMap<u32, u32> = numbers.into_iter().zip(0..).collect();
-        for arena in &mut self.pools.arenas {
-            arena.free = FreeIndex::default();
+        let dense: BTreeMap<u32, u32> = numbers.into_iter().zip(1..).collect();
+        for arena in 0..self.pools.arenas.len() {
+            self.pools.arenas[arena].free = self.pools.free_index();
         }
         let slots: Vec<u32> = self.blocks.iter().map(|(slot, _)| slot).collect();
         for slot in slots {
@@ -258,7 +256,7 @@ impl Caching {
                 self.pools.arenas[block.arena()].free.insert(entry);
             }
         }
-        self.numbers.next = dense.len() as u32;
+        self.numbers.next = dense.len() as u32 + 1;
     }
 }
 

@@ -113,6 +113,10 @@ impl Caching {
             Some(slot) => slot,
             None => self.reserve_range(cx, arena)?,
         };
+        if self.settings.range_reserve.is_some() && self.is_too_short(slot, rounded) {
+            self.release_range(cx, slot)?;
+            return Ok(Err(Refusal::Size));
+        }
         if self.blocks[slot].state == PieceState::Unmapped {
             let bytes = rounded.min(self.blocks[slot].size);
             if !self.map_block(cx, slot, bytes)? {
@@ -154,6 +158,12 @@ impl Caching {
         })
     }
 
+    /// Whether a block is a whole range without memory that cannot hold a request.
+    fn is_too_short(&self, slot: u32, rounded: u64) -> bool {
+        let block = &self.blocks[slot];
+        block.state == PieceState::Unmapped && !block.is_split() && block.size < rounded
+    }
+
     /// Reserves a range for an arena: nine eighths of the device's memory, all of it unmapped (the
     /// constructor of `ExpandableSegment`).
     pub(super) fn reserve_range(&mut self, cx: &mut Context<'_>, arena: u32) -> Result<u32, StrategyError> {
@@ -175,7 +185,9 @@ impl Caching {
     pub(super) fn range_size(&self, large: bool) -> (u64, u64) {
         let granule = if large { self.settings.large_segment_size } else { SMALL_BUFFER };
         let total = self.device_bytes;
-        (round_up(total + total / 8, granule), granule)
+        let whole = total + total / 8;
+        let bytes = self.settings.range_reserve.map_or(whole, |reserve| reserve.bytes(total).min(whole));
+        (round_up(bytes, granule), granule)
     }
 
     /// Maps the start of an unmapped block, in whole granules (`map_block`). Returns `false` if the

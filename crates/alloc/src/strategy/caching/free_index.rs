@@ -6,6 +6,9 @@
 //! levels, so the best fit is found in a few words; larger blocks are in an ordered map. The block
 //! that was added last stays outside the bins until the next one is added: it is the block most
 //! likely to be taken or merged next, so a free followed by an allocation touches no bin.
+//!
+//! Bins need sizes that are multiples of 512. Releases in which other sizes are possible keep all
+//! blocks in the ordered map.
 
 use std::{collections::BTreeMap, hint::select_unpredictable};
 
@@ -60,6 +63,11 @@ impl Default for FreeIndex {
 }
 
 impl FreeIndex {
+    /// An empty index. With `any_size`, sizes need not be multiples of 512.
+    pub(in crate::strategy) fn new(any_size: bool) -> FreeIndex {
+        FreeIndex { bins: SizeBins { any_size, ..SizeBins::default() }, ..FreeIndex::default() }
+    }
+
     /// Adds a block.
     #[inline(always)]
     pub(in crate::strategy) fn insert(&mut self, entry: FreeBlock) {
@@ -137,8 +145,10 @@ struct SizeBins {
     groups: Vec<Option<Box<BinGroup>>>,
     heaps: Vec<AddressHeap>,
     places: HeapPositions,
-    /// Blocks above 32 MiB by (size, order).
+    /// Blocks above 32 MiB by (size, order), or all blocks if sizes are not multiples of 512.
     huge: BTreeMap<(u64, u64), u32>,
+    /// There are no bins.
+    any_size: bool,
 }
 
 /// 64 neighbouring bins.
@@ -171,8 +181,7 @@ impl SizeBins {
             return;
         };
         let Some(Some(group)) = self.groups.get_mut(group_number) else {
-            self.add_group(group_number);
-            return self.insert(FreeBlock { size, order, slot });
+            return self.insert_first(group_number, FreeBlock { size, order, slot });
         };
         let (bit, bin) = (1 << place, &mut group.bins[place]);
         if group.occupied & bit != 0 {
@@ -192,7 +201,10 @@ impl SizeBins {
             self.huge.remove(&(size, order));
             return;
         };
-        let Some(Some(group)) = self.groups.get_mut(group_number) else { return };
+        let Some(Some(group)) = self.groups.get_mut(group_number) else {
+            self.huge.remove(&(size, order));
+            return;
+        };
         let bit = 1 << place;
         if group.crowded & bit != 0 {
             return self.leave(group_number, place, slot);
@@ -209,7 +221,7 @@ impl SizeBins {
     #[inline(always)]
     fn first_at_least(&self, size: u64) -> FreeBlock {
         match bin_of(size) {
-            Some((group, place)) => self.first_from_bin(group, place),
+            Some((group, place)) => self.first_from_bin(group, place, size),
             None => self.first_huge(size),
         }
     }
@@ -225,7 +237,7 @@ impl SizeBins {
 
     /// The smallest block of more than `size`.
     fn found_above(&self, size: u64) -> Option<FreeBlock> {
-        Some(self.first_at_least(size + (1 << QUANTUM_SHIFT))).filter(|&found| found != FreeBlock::END)
+        Some(self.first_at_least(size + 1)).filter(|&found| found != FreeBlock::END)
     }
 
     #[inline]
@@ -267,13 +279,19 @@ impl SizeBins {
         binned.chain(self.huge.range((size, 0)..=(size, u64::MAX)).map(huge_entry))
     }
 
+    /// Adds a block to a group without bins so far.
     #[cold]
-    fn add_group(&mut self, number: usize) {
+    fn insert_first(&mut self, number: usize, block: FreeBlock) {
+        if self.any_size {
+            self.huge.insert((block.size, block.order), block.slot);
+            return;
+        }
         if self.groups.len() <= number {
             self.groups.resize_with(number + 1, || None);
         }
         let bin = SizeBin { order: 0, slot: NONE, heap: NONE };
         self.groups[number] = Some(Box::new(BinGroup { occupied: 0, crowded: 0, bins: [bin; GROUP] }));
+        self.insert(block);
     }
 
     /// Adds a block to an occupied bin.
@@ -327,9 +345,9 @@ impl SizeBins {
         self.huge.range((size, 0)..).next()
     }
 
-    /// The first block in this bin or above.
+    /// The first block in this bin, which is for `size`, or above.
     #[inline(always)]
-    fn first_from_bin(&self, group_number: usize, place: usize) -> FreeBlock {
+    fn first_from_bin(&self, group_number: usize, place: usize, size: u64) -> FreeBlock {
         if let Some(Some(group)) = self.groups.get(group_number) {
             let at_or_above = group.occupied & (u64::MAX << place);
             if at_or_above != 0 {
@@ -338,7 +356,7 @@ impl SizeBins {
         }
         match self.next_group(group_number) {
             Some((number, group)) => group.lowest(number, group.occupied),
-            None => self.first_huge(0),
+            None => self.first_huge(size),
         }
     }
 
@@ -556,9 +574,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn free_index_agrees_with_ordered_map(steps in prop::collection::vec((any::<bool>(), size(), 0u64..200), 1..600)) {
-            let (mut index, mut model) = (FreeIndex::default(), BTreeMap::new());
+        fn free_index_agrees_with_ordered_map(
+            steps in prop::collection::vec((any::<bool>(), size(), 0u64..200), 1..600),
+            any_size: bool,
+        ) {
+            let (mut index, mut model) = (FreeIndex::new(any_size), BTreeMap::new());
             for (number, (insert, size, place)) in (0u32..).zip(steps) {
+                let size = size - if any_size { place % 512 } else { 0 };
                 let order = 4096 + place * 512;
                 if insert && model.keys().all(|&(_, other)| other != order) {
                     index.insert(FreeBlock { size, order, slot: number });

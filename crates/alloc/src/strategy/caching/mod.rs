@@ -84,6 +84,18 @@ const PARAMETERS: &[Parameter] = &[
         "segment for requests between 1 and 10 MiB, and step of expandable segments",
     ),
     Parameter::text("per_process_memory_fraction", "0 to 1", "1", "share of the device that may be reserved"),
+    Parameter::text(
+        "throw_on_cudamalloc_oom",
+        "True, False",
+        "False",
+        "fail without a retry where that share would be exceeded (2.12 and later)",
+    ),
+    Parameter::text(
+        "expandable_segments_reserve",
+        "a share of the device's memory, or GiB as in 40G",
+        "1.125",
+        "size of the address ranges of expandable segments (2.15)",
+    ),
 ];
 
 fn build(parameters: &str, setup: &Setup<'_>) -> Built {
@@ -164,7 +176,7 @@ impl Caching {
             device_bytes,
             reserved: 0,
             blocks: PieceTable::default(),
-            pools: PoolTable::new(initial.0.release.rules().pools),
+            pools: PoolTable::new(initial.0.release.rules()),
             ranges: RangeTable::default(),
             numbers: BlockNumbers::new(initial.0.release.rules().ties),
             postponed: VecDeque::new(),
@@ -254,7 +266,9 @@ impl Strategy for Caching {
                 Ok(())
             }
             Control::Fraction(fraction) if (0.0..=1.0).contains(&fraction) => {
-                self.limit = self.rules().fraction.limit(fraction, self.device_bytes);
+                let rule = self.rules().fraction;
+                let total = if rule.one_is_a_limit { cx.device.memory_info()?.total } else { self.device_bytes };
+                self.limit = rule.limit(fraction, total);
                 self.rare = RareRules::of(&self.settings, self.limit);
                 Ok(())
             }
@@ -333,6 +347,9 @@ impl Strategy for Caching {
 
     fn details(&self) -> Vec<(&'static str, u64)> {
         let mut details = self.statistics.details();
+        if self.rules().rejects_early {
+            details.push(("num_oom_rejections", self.statistics.rejections));
+        }
         details.push(("settings_without_effect", self.settings.ignored.len() as u64));
         details
     }

@@ -7,7 +7,7 @@
 use super::{Caching, expandable::UnmappedParts, free_index::FreeIndex};
 use crate::strategy::{Context, StrategyError, pooled::NONE};
 use oomph_base::StreamId;
-use oomph_pytorch::PoolRules;
+use oomph_pytorch::{AllocatorRules, PoolRules};
 
 /// PyTorch's number of a pool (`MempoolId_t`).
 pub(super) type PoolKey = (u64, u64);
@@ -21,7 +21,7 @@ pub(super) struct CachingPool {
     pub(super) key: PoolKey,
     /// Captures and owners that use it (`use_count`); its memory may be released when there are
     /// none.
-    users: u32,
+    pub(super) users: u32,
     /// PyTorch's count of the segments in it, which decides when an unused pool is dropped.
     pub(super) segments: u64,
     /// The pool was dropped; a new pool may take its index.
@@ -77,6 +77,8 @@ pub(super) struct PoolTable {
     /// How many captures of CUDA graphs are under way. Counted from 2.13 on; before, every route is one.
     captures: u32,
     rules: PoolRules,
+    /// Block sizes need not be multiples of 512.
+    any_size: bool,
     /// Pools whose cached blocks may serve the default pool before it runs out of memory
     /// (`use_on_oom_pools`).
     fallbacks: Vec<PoolKey>,
@@ -86,7 +88,7 @@ pub(super) struct PoolTable {
 }
 
 impl PoolTable {
-    pub(super) fn new(rules: PoolRules) -> PoolTable {
+    pub(super) fn new(rules: &AllocatorRules) -> PoolTable {
         PoolTable {
             pools: vec![CachingPool { key: (0, 0), users: 1, segments: 0, vacant: false }],
             sides: vec![PoolSide::default(), PoolSide::default()],
@@ -94,16 +96,27 @@ impl PoolTable {
             vacant_arenas: Vec::new(),
             routes: Vec::new(),
             captures: 0,
-            rules,
+            rules: rules.pools,
+            any_size: rules.one_division_keeps_size,
             fallbacks: Vec::new(),
             recent: [(StreamId::DEFAULT, NONE); 2],
         }
+    }
+
+    /// An empty index of free blocks.
+    pub(super) fn free_index(&self) -> FreeIndex {
+        FreeIndex::new(self.any_size)
     }
 
     /// Whether any request is routed to a private pool.
     #[inline]
     fn is_routing(&self) -> bool {
         !self.routes.is_empty()
+    }
+
+    /// Whether some requests are routed to this pool.
+    pub(super) fn is_routed_to(&self, pool: u32) -> bool {
+        self.routes.iter().any(|&(routed, _)| routed == pool)
     }
 
     /// Whether the allocator assumes that a stream is being captured. Up to 2.12 it does while any request is routed to a
@@ -164,7 +177,7 @@ impl PoolTable {
     #[cold]
     fn add_arena(&mut self, side: u32, stream: StreamId) -> u32 {
         let clock = self.sides[side as usize].clock;
-        let arena = PoolArena { side, stream, clock, free: FreeIndex::default(), unmapped: UnmappedParts::default() };
+        let arena = PoolArena { side, stream, clock, free: self.free_index(), unmapped: UnmappedParts::default() };
         let place = match self.vacant_arenas.pop() {
             Some(place) => {
                 self.arenas[place as usize] = arena;

@@ -40,7 +40,8 @@ impl Caching {
                 "only an allocator without memory can continue from a layout".to_owned(),
             ));
         }
-        layout.segments.iter().try_for_each(check)?;
+        let step = if self.rules().one_division_keeps_size { 1 } else { MIN_BLOCK_SIZE };
+        layout.segments.iter().try_for_each(|segment| check(segment, step))?;
         let loaded = self.load_segments(cx, layout);
         if loaded.is_err() {
             self.close(cx)?;
@@ -222,7 +223,7 @@ fn end(segment: &SegmentView) -> u64 {
 
 /// Refuses what PyTorch's allocator never leaves: gaps, adjacent free blocks, sizes that are not
 /// rounded.
-fn check(segment: &SegmentView) -> Result<(), StrategyError> {
+fn check(segment: &SegmentView, step: u64) -> Result<(), StrategyError> {
     let mut at = segment.address.0;
     let mut after_free = false;
     for block in &segment.blocks {
@@ -231,7 +232,7 @@ fn check(segment: &SegmentView) -> Result<(), StrategyError> {
         let sound = block.address.0 == at
             && behind.is_some()
             && block.size >= MIN_BLOCK_SIZE
-            && block.size.is_multiple_of(MIN_BLOCK_SIZE)
+            && block.size.is_multiple_of(step)
             && (is_free || block.requested <= block.size)
             && !(is_free && after_free)
             && block.state != BlockState::Lent;

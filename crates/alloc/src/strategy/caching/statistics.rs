@@ -116,6 +116,8 @@ pub(super) struct CachingStatistics {
     pub(super) syncs: u64,
     pub(super) device_allocs: u64,
     pub(super) device_frees: u64,
+    /// Requests that were refused before the driver was asked (`num_oom_rejections`).
+    pub(super) rejections: u64,
     /// How often PyTorch would have freed or lost memory that is in use.
     pub(super) defects_avoided: u64,
 }
