@@ -196,15 +196,10 @@ const R2_4: AllocatorRules = AllocatorRules {
     pools: PoolRules { drops_capture_uses: true, ..R2_0.pools },
     ..R2_0
 };
-const R2_5: AllocatorRules = AllocatorRules {
-    release_skips_expandable: true,
-    pools: PoolRules { expandable: true, ..R2_4.pools },
-    ..R2_4
-};
-const R2_8: AllocatorRules = AllocatorRules {
-    pools: PoolRules { trims_in_capture: true, fallback: PoolFallback::Last, ..R2_5.pools },
-    ..R2_5
-};
+const R2_5: AllocatorRules =
+    AllocatorRules { release_skips_expandable: true, pools: PoolRules { expandable: true, ..R2_4.pools }, ..R2_4 };
+const R2_8: AllocatorRules =
+    AllocatorRules { pools: PoolRules { trims_in_capture: true, fallback: PoolFallback::Last, ..R2_5.pools }, ..R2_5 };
 const R2_10: AllocatorRules = AllocatorRules {
     above_includes_last: false,
     fraction: FractionRule { one_is_a_limit: false, ..R2_8.fraction },
@@ -227,9 +222,8 @@ const R2_13: AllocatorRules = AllocatorRules {
 };
 
 /// The rules of each release, from [`Release::OLDEST`] to [`Release::NEWEST`].
-const RULES: [AllocatorRules; Release::NEWEST.minor as usize + 1] = [
-    R2_0, R2_0, R2_0, R2_0, R2_4, R2_5, R2_5, R2_5, R2_8, R2_8, R2_10, R2_11, R2_12, R2_13, R2_13, R2_13,
-];
+const RULES: [AllocatorRules; Release::NEWEST.minor as usize + 1] =
+    [R2_0, R2_0, R2_0, R2_0, R2_4, R2_5, R2_5, R2_5, R2_8, R2_8, R2_10, R2_11, R2_12, R2_13, R2_13, R2_13];
 
 #[cfg(test)]
 mod tests {

@@ -219,7 +219,8 @@ impl ProgramGenerator {
 
     fn settings(&mut self) -> String {
         let mut parts = Vec::new();
-        let segment = if self.random.chance(15) && self.has(11) { self.random.choose(&[12, 16, 20, 24, 40]) } else { 0 };
+        let segment =
+            if self.random.chance(15) && self.has(11) { self.random.choose(&[12, 16, 20, 24, 40]) } else { 0 };
         if segment > 0 {
             parts.push(format!("large_segment_size_mb:{segment}"));
         }
@@ -256,8 +257,7 @@ impl ProgramGenerator {
                 let pool = pools.next;
                 if self.random.chance(50) && self.release >= Release::new(6) {
                     pools.retained.push(pool);
-                    let use_on_oom =
-                        !pools.has_fallback && self.random.chance(50) && self.release >= Release::new(8);
+                    let use_on_oom = !pools.has_fallback && self.random.chance(50) && self.release >= Release::new(8);
                     if use_on_oom {
                         pools.has_fallback = true;
                         pools.fallback = Some(pool);

@@ -83,7 +83,8 @@ fn random_programs_run_alike() {
     for seed in first..first + SEEDS {
         for start in (0..per_seed).step_by(BATCH as usize) {
             let numbers = start..(start + BATCH).min(per_seed);
-            let mut programs: Vec<Program> = numbers.clone().map(|number| random_program(oracle.release, seed, number)).collect();
+            let mut programs: Vec<Program> =
+                numbers.clone().map(|number| random_program(oracle.release, seed, number)).collect();
             for program in &mut programs {
                 // The calls before this point are comparable.
                 if let Some(call) = ours::run(program).spoilt_at {

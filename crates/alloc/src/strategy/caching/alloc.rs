@@ -139,7 +139,12 @@ impl Caching {
         let stream = owner.stream;
         cx.sink.event(StrategyEvent::SegmentAlloc { address, bytes, stream });
         let links = [NONE, self.numbers.of_segment()];
-        self.blocks.insert(MemoryPiece { region: arena, note: NONE, links, ..MemoryPiece::new(address.0, bytes, stream) })
+        self.blocks.insert(MemoryPiece {
+            region: arena,
+            note: NONE,
+            links,
+            ..MemoryPiece::new(address.0, bytes, stream)
+        })
     }
 
     /// A cached block of a private pool that was created with `use_on_oom`
@@ -322,9 +327,7 @@ fn prefer_short_extension(
     expandable: bool,
 ) -> Option<FreeBlock> {
     if !expandable {
-        return free
-            .ascending(found.size, found.order)
-            .find(|candidate| !blocks[candidate.slot].is_expandable());
+        return free.ascending(found.size, found.order).find(|candidate| !blocks[candidate.slot].is_expandable());
     }
     // Sizes ascend, so no later block is smaller than one that cannot extend at all.
     let reach_of = |entry: FreeBlock| entry.size + blocks.extension(&blocks[entry.slot]);

@@ -28,7 +28,9 @@ use super::{
 };
 use crate::device::Capabilities;
 use oomph_base::{Address, StreamId};
-use oomph_pytorch::{AllocatorRules, AllocatorSettings, AllocatorSettingsError, MIN_BLOCK_SIZE, REQUEST_LIMIT, SMALL_SIZE};
+use oomph_pytorch::{
+    AllocatorRules, AllocatorSettings, AllocatorSettingsError, MIN_BLOCK_SIZE, REQUEST_LIMIT, SMALL_SIZE,
+};
 
 /// The registry's line.
 pub(super) const ENTRY: StrategyEntry = StrategyEntry {
