@@ -1,7 +1,7 @@
 #!/bin/bash
 # Builds the oracle of a release: the allocator library of its torch wheel over a stand-in CUDA runtime. No GPU needed.
 # usage: build.sh [DIR [VERSION]]   DIR is target/torch-oracle by default, VERSION 2.11.0 (2.0.1 to 2.15.0 are known to
-# work); downloads 500 to 900 MB once, 60 MB stay in DIR.
+# work); downloads about 15 MB once, and all 500 to 900 MB of the wheel where the server does not send parts of it.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 dir=${1:-$here/../../target/torch-oracle}
@@ -9,15 +9,13 @@ version=${2:-2.11.0}
 mkdir -p "$dir"
 dir=$(cd "$dir" && pwd)
 cd "$dir"
-download() { pip download -q --no-deps --python-version 3.11 --only-binary=:all: -d "$@"; }
-wheels=$(mktemp -d)
-trap 'rm -rf "$wheels"' EXIT
+new=$(mktemp -d -p .)
+trap 'rm -rf "$dir/$new"' EXIT
 if [ ! -f torch/version.py ]; then
-  download "$wheels" "torch==$version"
-  unzip -qo "$wheels"/torch-*.whl 'torch/lib/libc10*.so' 'torch/include/c10/*' torch/version.py -d .
-  # Only from 2.8 on.
-  unzip -qo "$wheels"/torch-*.whl 'torch/include/torch/headeronly/*' -d . 2> /dev/null || true
-  rm "$wheels"/torch-*.whl
+  # headeronly exists from 2.8 on.
+  "$here/wheel_files.py" "$new" "torch==$version" 'torch/lib/libc10*.so' 'torch/include/c10/*' \
+    'torch/include/torch/headeronly/*' torch/version.py
+  mv "$new/torch" torch
 fi
 # The CUDA that the wheel was built with decides the headers and the name of the runtime library.
 cuda=$(sed -n "s/^cuda.*= *'\([0-9.]*\)'.*/\1/p" torch/version.py)
@@ -27,8 +25,8 @@ case $cuda in
   *) runtime=libcudart.so.${cuda%%.*} headers="nvidia-cuda-runtime==$cuda.* nvidia-cuda-crt==$cuda.*" ;;
 esac
 if [ ! -d cuda ]; then
-  download "$wheels" $headers
-  for wheel in "$wheels"/*.whl; do unzip -qo "$wheel" '*/include/*' -d cuda; done
+  for package in $headers; do "$here/wheel_files.py" "$new/cuda" "$package" '*/include/*'; done
+  mv "$new/cuda" cuda
 fi
 release=$(sed -n "s/^__version__ = '\([0-9]*\)\.\([0-9]*\).*/\1 \2/p" torch/version.py)
 release=$(printf '%d%02d' $release)
@@ -36,7 +34,7 @@ release=$(printf '%d%02d' $release)
 if nm -D --defined-only torch/lib/libc10.so | grep -q B5cxx11; then abi=1; else abi=0; fi
 if [ "$release" -ge 210 ]; then standard=c++20; else standard=c++17; fi
 options="-std=$standard -w -fPIC -DRELEASE=$release -D_GLIBCXX_USE_CXX11_ABI=$abi -Itorch/include"
-for folder in $(find cuda -type d -name include); do options="$options -I$folder"; done
+for folder in $(find cuda/ -type d -name include); do options="$options -I$folder"; done
 echo "$runtime { global: *; };" > symbols.map
 gcc -c -fPIC "$here/never_called.c" -o never_called.o
 g++ -O1 -shared $options "$here/stand_in_runtime.cpp" never_called.o \

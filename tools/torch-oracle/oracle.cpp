@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <iostream>
 #include <sstream>
@@ -40,9 +41,25 @@ std::string rest_of(std::istringstream& line) {
 
 cudaStream_t stream_of(unsigned long handle) { return reinterpret_cast<cudaStream_t>(handle); }
 
+using PoolId = std::pair<unsigned long long, unsigned long long>;
+
+std::ostream& operator<<(std::ostream& out, const PoolId& pool) { return out << pool.first << "." << pool.second; }
+
+// A number N is the pool (0, N) of a MemPool, gN the pool (N, 0) of a capture.
+PoolId pool_of_word(const std::string& word) {
+  if (word[0] == 'g') return {std::stoul(word.substr(1)), 0};
+  return {0, std::stoul(word)};
+}
+
+PoolId next_pool(std::istringstream& line) {
+  std::string word;
+  line >> word;
+  return pool_of_word(word);
+}
+
 class Program {
  public:
-  explicit Program(const std::vector<std::string>& lines) : lines_(lines) {}
+  Program(const std::vector<std::string>& lines, bool full) : lines_(lines), full_(full) {}
 
   void run() {
     size_t first = 0;
@@ -56,6 +73,30 @@ class Program {
     // Otherwise the first expandable segment asks NVML whether there is a fabric.
     CUDAAllocatorConfig::set_expandable_segments_handle_type(Expandable_Segments_Handle_Type::POSIX_FD);
 #endif
+    bool later = std::find(lines_.begin(), lines_.end(), "history") != lines_.end();
+    if (!later) record_history();
+    bool pools = std::any_of(lines_.begin(), lines_.end(), [](auto& line) { return line.rfind("bp", 0) == 0; });
+    for (size_t number = first; number < lines_.size(); number++) {
+      routed_ = {0, 0};
+      try {
+        call(lines_[number]);
+      } catch (const c10::OutOfMemoryError&) {
+        // The failure is in the trace.
+      } catch (const std::exception& error) {
+        std::string words = error.what();
+        std::cout << "refused " << number << "\n# " << words.substr(0, words.find('\n')) << "\n";
+      }
+      // A snapshot takes as long as a hundred calls.
+      if (full_ && (pools || number + 1 == lines_.size() || lines_[number][0] == 'e' || lines_[number + 1][0] == 'e')) {
+        follow(number);
+      }
+    }
+    print();
+    if (full_) print_full();
+  }
+
+ private:
+  void record_history() {
 #if RELEASE >= 211
     allocator_->recordHistory(true, nullptr, 100000000, RecordContext::NEVER, false, {});
 #elif RELEASE >= 208
@@ -65,20 +106,8 @@ class Program {
 #else
     allocator_->recordHistory(true, nullptr, 100000000, false);
 #endif
-    for (size_t number = first; number < lines_.size(); number++) {
-      try {
-        call(lines_[number]);
-      } catch (const c10::OutOfMemoryError&) {
-        // The failure is in the trace.
-      } catch (const std::exception& error) {
-        std::string words = error.what();
-        std::cout << "refused " << number << "\n# " << words.substr(0, words.find('\n')) << "\n";
-      }
-    }
-    print();
   }
 
- private:
   // Lines that must take effect before the allocator exists.
   static bool prepare(const std::string& text) {
     std::istringstream line(text);
@@ -91,6 +120,8 @@ class Program {
       stand_in_device(total, capacity, direction == "down");
       size_t memory_total;
       if (line >> memory_total) stand_in_memory_total(memory_total);
+    } else if (word == "reuse") {
+      stand_in_reuse();
     } else if (word == "environment") {
       setenv("PYTORCH_CUDA_ALLOC_CONF", rest_of(line).c_str(), 1);
     } else {
@@ -137,36 +168,43 @@ class Program {
       stand_in_busy(stream_of(handle), word == "busy");
     } else if (word == "e") {
 #if RELEASE >= 208
-      allocator_->emptyCache({0, 0});
+      std::string pool = rest_of(line);
+      allocator_->emptyCache(pool.empty() ? PoolId{0, 0} : pool_of_word(pool));
 #else
       allocator_->emptyCache();
 #endif
+    } else if (word == "history") {
+      record_history();
 #if RELEASE >= 203
     } else if (word == "bp") {
+      PoolId pool = next_pool(line);
       std::string whose;
-      line >> id >> whose;
+      line >> whose;
       bool all = whose == "all";
       cudaStream_t only = all ? nullptr : stream_of(std::stoul(whose));
-      allocator_->beginAllocateToPool(0, {0, id}, [all, only](cudaStream_t stream) { return all || stream == only; });
+      allocator_->beginAllocateToPool(0, pool, [this, all, only, pool](cudaStream_t stream) {
+        bool mine = all || stream == only;
+        if (mine) routed_ = pool;
+        return mine;
+      });
     } else if (word == "ep") {
-      line >> id;
-      allocator_->endAllocateToPool(0, {0, id});
+      allocator_->endAllocateToPool(0, next_pool(line));
     } else if (word == "rp") {
-      line >> id;
-      allocator_->releasePool(0, {0, id});
+      allocator_->releasePool(0, next_pool(line));
 #endif
 #if RELEASE >= 206
     } else if (word == "cp") {
+      PoolId pool = next_pool(line);
       int use_on_oom = 0;
-      line >> id >> use_on_oom;
+      line >> use_on_oom;
 #if RELEASE >= 211
-      allocator_->createOrIncrefPool(0, {0, id});
-      if (use_on_oom) allocator_->setUseOnOOM(0, {0, id}, true);
+      allocator_->createOrIncrefPool(0, pool);
+      if (use_on_oom) allocator_->setUseOnOOM(0, pool, true);
 #elif RELEASE >= 208
-      allocator_->createOrIncrefPool(0, {0, id});
-      if (use_on_oom) allocator_->setUseOnOOM(0, {0, id});
+      allocator_->createOrIncrefPool(0, pool);
+      if (use_on_oom) allocator_->setUseOnOOM(0, pool);
 #else
-      allocator_->ensureExistsAndIncrefPool(0, {0, id});
+      allocator_->ensureExistsAndIncrefPool(0, pool);
 #endif
 #endif
 #if RELEASE >= 213
@@ -183,8 +221,7 @@ class Program {
     }
   }
 
-  void print() {
-    auto snapshot = allocator_->snapshot();
+  static const char* name_of(int action) {
 #if RELEASE >= 201
     static const char* actions[] = {"alloc",       "free_requested", "free_completed", "segment_alloc", "segment_free",
                                     "segment_map", "segment_unmap",  "snapshot",       "oom",           "annotate"};
@@ -192,15 +229,21 @@ class Program {
     static const char* actions[] = {"alloc",        "free_requested", "free_completed", "segment_alloc",
                                     "segment_free", "snapshot",       "oom"};
 #endif
+    return actions[action];
+  }
+
+  void print() {
+    auto snapshot = allocator_->snapshot();
     for (auto& entry : snapshot.device_traces[0]) {
-      std::cout << actions[entry.action_] << " " << entry.addr_ << " " << entry.size_ << " "
+      if (full_ && is_mark(entry)) continue;
+      std::cout << name_of(entry.action_) << " " << entry.addr_ << " " << entry.size_ << " "
                 << reinterpret_cast<unsigned long>(entry.stream_) << "\n";
     }
     print_statistics();
     for (auto& segment : snapshot.segments) {
       std::cout << "segment " << segment.address << " " << segment.total_size << " "
                 << reinterpret_cast<unsigned long>(segment.stream) << " " << (segment.is_large ? "large" : "small")
-                << " " << (is_mapped(segment) ? "mapped" : "allocated") << " pool " << pool_of(segment);
+                << " " << (is_mapped(segment) ? "mapped" : "allocated") << " pool " << pool_of(segment).second;
       size_t address = segment.address;
       for (auto& block : segment.blocks) {
         std::cout << " " << address << ":" << block.size << ":"
@@ -221,12 +264,102 @@ class Program {
   }
 
   template <typename Segment>
-  static unsigned long pool_of(const Segment& segment) {
+  static PoolId pool_of(const Segment& segment) {
 #if RELEASE >= 201
-    return segment.owner_private_pool_id.second;
+    return segment.owner_private_pool_id;
 #else
-    return 0;
+    return {0, 0};
 #endif
+  }
+
+  // `follow` takes snapshots, which leave marks in the trace.
+  template <typename Entry>
+  static bool is_mark(const Entry& entry) {
+    return name_of(entry.action_) == std::string("snapshot");
+  }
+
+  // What the trace does not say: the call before which an entry was there, and the pool of its memory.
+  void follow(size_t number) {
+    auto snapshot = allocator_->snapshot();
+    std::vector<Range> now;
+    for (auto& segment : snapshot.segments) now.push_back({size_t(segment.address), size_t(segment.total_size), pool_of(segment)});
+    auto& trace = snapshot.device_traces[0];
+    for (; seen_ < trace.size(); seen_++) {
+      auto& entry = trace[seen_];
+      if (is_mark(entry)) continue;
+      std::string action = name_of(entry.action_);
+      bool taken = action == "alloc" || action == "segment_alloc" || action == "segment_map";
+      PoolId pool = routed_;
+      if (action != "oom") {
+        size_t address = entry.addr_;
+        if (!find(taken ? now : before_, address, pool)) find(taken ? before_ : now, address, pool);
+      }
+      std::cout << "truth " << number << " " << pool << " " << routed_ << "\n";
+    }
+    before_ = now;
+  }
+
+  struct Range {
+    size_t address, bytes;
+    PoolId pool;
+  };
+
+  static bool find(const std::vector<Range>& ranges, size_t address, PoolId& pool) {
+    for (auto& range : ranges) {
+      if (address >= range.address && address < range.address + range.bytes) {
+        pool = range.pool;
+        return true;
+      }
+    }
+    return false;
+  }
+
+  // Everything that torch.cuda.memory._snapshot() of this release contains beyond `print`.
+  void print_full() {
+    auto snapshot = allocator_->snapshot();
+    for (auto& entry : snapshot.device_traces[0]) {
+      if (is_mark(entry)) continue;
+      std::cout << "entry";
+#if RELEASE >= 202
+      std::cout << " time_us " << entry.time_.t_;
+#endif
+#if RELEASE >= 208
+      std::cout << " pool_id " << PoolId(entry.mempool_) << " compile_context " << entry.compile_context_;
+#endif
+      std::cout << "\n";
+    }
+    for (auto& segment : snapshot.segments) {
+      std::cout << "sizes " << segment.address << " " << segment.allocated_size << " " << segment.active_size << " "
+                << segment.requested_size << " " << pool_of(segment) << "\n";
+#if RELEASE < 201
+      for (auto& block : segment.blocks) {
+        std::cout << "history";
+        for (auto& past : block.history) std::cout << " " << size_t(past.addr) << ":" << past.real_size;
+        std::cout << "\n";
+      }
+#endif
+    }
+#if RELEASE >= 203
+    auto& settings = snapshot.config_metadata;
+    std::cout << "setting PYTORCH_CUDA_ALLOC_CONF " << settings.last_allocator_settings << "\nsetting max_split_size "
+              << int64_t(settings.max_split_size) << "\nsetting garbage_collection_threshold "
+              << settings.garbage_collection_threshold << "\nsetting expandable_segments "
+              << settings.expandable_segments << "\nsetting pinned_num_register_threads "
+              << settings.pinned_num_register_threads << "\nsetting release_lock_on_cudamalloc "
+              << settings.release_lock_on_malloc << "\nsetting pinned_use_cuda_host_register "
+              << settings.pinned_use_host_register << "\n";
+#if RELEASE >= 209
+    std::cout << "setting graph_capture_record_stream_reuse " << settings.graph_capture_record_stream_reuse << "\n";
+#endif
+#if RELEASE >= 213
+    std::cout << "setting max_round_threshold " << int64_t(settings.max_round_threshold)
+              << "\nsetting max_cached_size " << int64_t(settings.max_cached_size) << "\n";
+#endif
+    std::cout << "setting roundup_power2_divisions";
+    for (auto divisions : settings.roundup_power2_divisions) std::cout << " " << divisions;
+    std::cout << "\n";
+#endif
+    stand_in_print_created();
   }
 
   void print_statistics() {
@@ -262,35 +395,44 @@ class Program {
   }
 
   const std::vector<std::string>& lines_;
+  const bool full_;
+  // The pool whose scope took the last request.
+  PoolId routed_;
+  std::vector<Range> before_;
+  // Trace entries that `follow` has printed.
+  size_t seen_ = 0;
   CUDAAllocator* allocator_ = nullptr;
   std::unordered_map<unsigned long, void*> live_;
 };
 
-void run_in_child(const std::vector<std::string>& lines) {
+void run_in_child(const std::vector<std::string>& lines, bool full) {
   std::cout.flush();
   pid_t child = fork();
   if (child == 0) {
-    Program(lines).run();
+    Program(lines, full).run();
     std::cout.flush();
     _exit(0);
   }
   int status = 0;
   waitpid(child, &status, 0);
+  // A crash can leave half a line.
+  if (status != 0) std::cout << "\n";
   std::cout << "end " << status << "\n" << std::flush;
 }
 
 }  // namespace
 
-int main() {
+int main(int count, char** arguments) {
+  bool full = count > 1 && arguments[1] == std::string("full");
   std::vector<std::string> lines;
   std::string line;
   while (std::getline(std::cin, line)) {
     if (line == "run") {
-      run_in_child(lines);
+      run_in_child(lines, full);
       lines.clear();
     } else if (!line.empty() && line[0] != '#') {
       lines.push_back(line);
     }
   }
-  if (!lines.empty()) run_in_child(lines);
+  if (!lines.empty()) run_in_child(lines, full);
 }

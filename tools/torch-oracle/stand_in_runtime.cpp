@@ -8,9 +8,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iostream>
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #if CUDART_VERSION >= 12000 && CUDART_VERSION < 13000
 #define DEVICE_PROPERTIES "cudaGetDeviceProperties_v2"
@@ -29,12 +32,17 @@ size_t total = 80ull << 30;
 size_t memory_total = 80ull << 30;
 size_t capacity = 80ull << 30;
 bool downwards = false;
+bool reuse = false;
 
 size_t used = 0;
 uint64_t next_segment = 0x7f0000000000ull;
 uint64_t next_range = 0x600000000000ull;
 uint64_t next_handle = 1;
 std::map<uint64_t, size_t> segments;
+// Freed segments, adjacent ones merged; only with `reuse`.
+std::map<uint64_t, size_t> gaps;
+// Segments and address ranges in the order of their creation.
+std::vector<std::pair<const char*, uint64_t>> created;
 std::map<uint64_t, size_t> handles;
 std::map<void*, void*> event_streams;
 std::set<void*> busy_streams;
@@ -45,6 +53,42 @@ bool take(size_t bytes) {
   if (used + bytes > capacity) return false;
   used += bytes;
   return true;
+}
+
+// The address of a new segment: in the first gap that holds it, otherwise beyond all others.
+uint64_t place(size_t bytes) {
+  auto fits = [bytes](auto& gap) { return gap.second >= bytes; };
+  uint64_t start = 0, length = 0;
+  for (auto& gap : gaps) {
+    if (fits(gap) && (!length || downwards)) start = gap.first, length = gap.second;
+  }
+  if (length) {
+    gaps.erase(start);
+    if (downwards) {
+      if (length > bytes) gaps[start] = length - bytes;
+      return start + length - bytes;
+    }
+    if (length > bytes) gaps[start + bytes] = length - bytes;
+    return start;
+  }
+  if (downwards) return next_segment -= bytes;
+  next_segment += bytes;
+  return next_segment - bytes;
+}
+
+void give_back(uint64_t address, size_t bytes) {
+  auto after = gaps.find(address + bytes);
+  if (after != gaps.end()) {
+    bytes += after->second;
+    gaps.erase(after);
+  }
+  for (auto& gap : gaps) {
+    if (gap.first + gap.second == address) {
+      gap.second += bytes;
+      return;
+    }
+  }
+  gaps[address] = bytes;
 }
 
 // All other driver functions do nothing.
@@ -72,6 +116,7 @@ CUresult reserve(CUdeviceptr* address, size_t bytes, size_t, CUdeviceptr, unsign
   constexpr uint64_t GIB = 1ull << 30;
   *address = next_range;
   next_range += (bytes + GIB) / GIB * GIB + GIB;
+  created.emplace_back("range", *address);
   return CUDA_SUCCESS;
 }
 
@@ -155,6 +200,12 @@ void stand_in_busy(void* stream, bool busy) {
   }
 }
 
+void stand_in_reuse() { reuse = true; }
+
+void stand_in_print_created() {
+  for (auto& one : created) std::cout << "created " << one.first << " " << one.second << "\n";
+}
+
 void stand_in_memory_total(size_t bytes) { memory_total = bytes; }
 
 void stand_in_capture(bool active) {
@@ -163,10 +214,10 @@ void stand_in_capture(bool active) {
 
 cudaError_t cudaMalloc(void** address, size_t bytes) {
   if (!take(bytes)) return last_error = cudaErrorMemoryAllocation;
-  if (downwards) next_segment -= bytes;
-  *address = reinterpret_cast<void*>(next_segment);
-  segments[next_segment] = bytes;
-  if (!downwards) next_segment += bytes;
+  uint64_t start = place(bytes);
+  *address = reinterpret_cast<void*>(start);
+  segments[start] = bytes;
+  created.emplace_back("segment", start);
   return cudaSuccess;
 }
 
@@ -178,6 +229,7 @@ cudaError_t cudaFree(void* address) {
     abort();
   }
   used -= segment->second;
+  if (reuse) give_back(segment->first, segment->second);
   segments.erase(segment);
   return cudaSuccess;
 }
