@@ -53,6 +53,7 @@ impl Order {
     fn of(program: &Program) -> Order {
         let mut streams = BTreeSet::new();
         let mut pools = BTreeSet::new();
+        let mut captures = false;
         for call in &program.calls {
             match call {
                 Call::UsedOn { stream, .. } => {
@@ -61,11 +62,12 @@ impl Order {
                 Call::PoolBegin { pool, .. } | Call::PoolRetain { pool, .. } => {
                     pools.insert(*pool);
                 }
+                Call::CaptureBegin => captures = true,
                 _ => {}
             }
         }
         Order {
-            completions_open: streams.len() > 1 || (!streams.is_empty() && !pools.is_empty()),
+            completions_open: streams.len() > 1 || (!streams.is_empty() && (captures || !pools.is_empty())),
             releases_open: pools.len() > 1,
         }
     }

@@ -67,6 +67,8 @@ struct Pools {
     next: u64,
     retained: Vec<u64>,
     routed: Vec<u64>,
+    /// A stream is being captured (from 2.13 on; before, every route is a capture).
+    capturing: bool,
     /// Blocks recorded on a stream during a capture. They are freed during it, because PyTorch
     /// otherwise leaves an entry behind under the block's host address, which breaks the next block
     /// at that address.
@@ -126,7 +128,9 @@ pub fn random_program(release: Release, seed: u64, number: u64) -> Program {
         generator.step();
     }
     let downwards = generator.random.chance(50);
-    Program { release, total, capacity, downwards, environment, calls: generator.calls }
+    // Up to 2.9 a fraction is one of what cudaMemGetInfo calls the total.
+    let memory_total = if generator.random.chance(30) { total - total / 64 } else { total };
+    Program { release, total, memory_total, capacity, downwards, environment, calls: generator.calls }
 }
 
 impl ProgramGenerator {
@@ -146,7 +150,7 @@ impl ProgramGenerator {
                 if let Some(&id) = self.live.get(self.random.below(self.live.len().max(1) as u64) as usize) {
                     let stream = self.random.choose(&self.users);
                     self.calls.push(Call::UsedOn { id, stream });
-                    if !self.pools.routed.is_empty() {
+                    if self.is_capturing() {
                         self.pools.noted.push(id);
                     }
                 }
@@ -208,6 +212,11 @@ impl ProgramGenerator {
         self.release >= Release::new(minor)
     }
 
+    /// Whether the allocator assumes that a stream is being captured.
+    fn is_capturing(&self) -> bool {
+        if self.has(13) { self.pools.capturing } else { !self.pools.routed.is_empty() }
+    }
+
     fn fraction(&mut self) {
         let fraction = if self.random.chance(20) {
             1.0
@@ -226,7 +235,8 @@ impl ProgramGenerator {
         }
         // Not smaller than any segment size that may still apply.
         if self.random.chance(45) {
-            parts.push(format!("max_split_size_mb:{}", self.random.choose(&[40, 50, 64, 100])));
+            let least = if self.has(11) { 40 } else { 21 };
+            parts.push(format!("max_split_size_mb:{}", self.random.choose(&[least, 40, 50, 64, 100])));
             if self.random.chance(30) && self.has(6) {
                 parts.push(format!("max_non_split_rounding_mb:{}", self.random.choose(&[40, 50, 100])));
             }
@@ -243,6 +253,17 @@ impl ProgramGenerator {
         if self.random.chance(60) && self.has(1) {
             parts.push(format!("expandable_segments:{}", self.random.choose(&["True", "True", "False"])));
         }
+        if self.random.chance(20) && self.has(12) {
+            parts.push(format!("throw_on_cudamalloc_oom:{}", self.random.choose(&["True", "True", "False"])));
+        }
+        if self.random.chance(15) && self.has(10) {
+            let share = self.random.between(50, 600) as f64 * MIB as f64 / self.total as f64;
+            parts.push(format!("per_process_memory_fraction:{}", share.min(1.0)));
+        }
+        if self.random.chance(20) && self.has(15) {
+            let reserve = self.random.choose(&["0.5", "0.01", "0.3", "0.05G", "0.1G", "2G", "1e9G", "x"]);
+            parts.push(format!("expandable_segments_reserve:{reserve}"));
+        }
         for place in (1..parts.len()).rev() {
             parts.swap(place, self.random.below(place as u64 + 1) as usize);
         }
@@ -250,57 +271,75 @@ impl ProgramGenerator {
     }
 
     fn pool(&mut self) {
-        let pools = &mut self.pools;
-        match self.random.below(6) {
-            0 | 1 => {
-                pools.next += 1;
-                let pool = pools.next;
-                if self.random.chance(50) && self.release >= Release::new(6) {
-                    pools.retained.push(pool);
-                    let use_on_oom = !pools.has_fallback && self.random.chance(50) && self.release >= Release::new(8);
-                    if use_on_oom {
-                        pools.has_fallback = true;
-                        pools.fallback = Some(pool);
-                    }
-                    self.calls.push(Call::PoolRetain { pool, use_on_oom });
-                } else {
-                    self.begin(pool);
-                }
-            }
-            2 | 3 if !pools.routed.is_empty() => {
-                let pool = pools.routed.remove(self.random.below(pools.routed.len() as u64) as usize);
-                if pools.routed.is_empty() {
-                    let noted = std::mem::take(&mut pools.noted);
-                    self.live.retain(|id| !noted.contains(id));
-                    self.calls.extend(noted.into_iter().map(|id| Call::Free { id }));
+        match self.random.below(8) {
+            0 | 1 => self.new_pool(),
+            2 | 3 if !self.pools.routed.is_empty() => {
+                let place = self.random.below(self.pools.routed.len() as u64) as usize;
+                let pool = self.pools.routed.remove(place);
+                if !self.is_capturing() {
+                    self.free_noted();
                 }
                 self.calls.push(Call::PoolEnd { pool });
             }
-            4 if !pools.retained.is_empty() => {
-                let pool = self.random.choose(&pools.retained);
-                if !pools.routed.contains(&pool) {
+            4 if !self.pools.retained.is_empty() => {
+                let pool = self.random.choose(&self.pools.retained);
+                if !self.pools.routed.contains(&pool) {
                     self.begin(pool);
+                } else if self.has(6) {
+                    self.pools.retained.push(pool);
+                    self.calls.push(Call::PoolRetain { pool, use_on_oom: false });
                 }
             }
-            5 if !pools.retained.is_empty() => {
-                let place = self.random.below(pools.retained.len() as u64) as usize;
-                let pool = pools.retained[place];
-                // PyTorch fails on a fallback pool without users.
-                if pools.fallback != Some(pool) && !pools.routed.contains(&pool) {
-                    let count = pools.retained.iter().filter(|&&other| other == pool).count();
-                    pools.retained.retain(|&other| other != pool);
-                    self.calls.extend((0..count).map(|_| Call::PoolRelease { pool }));
+            5 if !self.pools.retained.is_empty() => self.release_pool(),
+            6 | 7 if self.has(13) => {
+                self.pools.capturing ^= true;
+                if self.pools.capturing {
+                    self.calls.push(Call::CaptureBegin);
+                } else {
+                    self.free_noted();
+                    self.calls.push(Call::CaptureEnd);
                 }
             }
             _ => {}
         }
     }
 
+    /// Private pools can be created without requests from 2.6 on.
+    fn new_pool(&mut self) {
+        self.pools.next += 1;
+        let pool = self.pools.next;
+        if !self.random.chance(50) || !self.has(6) {
+            return self.begin(pool);
+        }
+        self.pools.retained.push(pool);
+        let use_on_oom = !self.pools.has_fallback && self.random.chance(50) && self.has(8);
+        if use_on_oom {
+            self.pools.has_fallback = true;
+            self.pools.fallback = Some(pool);
+        }
+        self.calls.push(Call::PoolRetain { pool, use_on_oom });
+    }
+
+    /// Frees what was recorded on a stream during the capture that ends now.
+    fn free_noted(&mut self) {
+        let noted = std::mem::take(&mut self.pools.noted);
+        self.live.retain(|id| !noted.contains(id));
+        self.calls.extend(noted.into_iter().map(|id| Call::Free { id }));
+    }
+
+    fn release_pool(&mut self) {
+        let pool = self.random.choose(&self.pools.retained);
+        // PyTorch fails on a fallback pool without users.
+        if self.pools.fallback == Some(pool) || self.pools.routed.contains(&pool) {
+            return;
+        }
+        let count = self.pools.retained.iter().filter(|&&other| other == pool).count();
+        self.pools.retained.retain(|&other| other != pool);
+        self.calls.extend((0..count).map(|_| Call::PoolRelease { pool }));
+    }
+
     fn begin(&mut self, pool: u64) {
-        // PyTorch fails if a request of the default pool falls back on a pool that requests are
-        // routed to.
-        let all = self.random.chance(50) || self.pools.fallback == Some(pool);
-        let stream = if all { None } else { Some(self.random.choose(&self.streams)) };
+        let stream = if self.random.chance(50) { None } else { Some(self.random.choose(&self.streams)) };
         self.pools.routed.push(pool);
         // Each begin adds a user.
         self.pools.retained.push(pool);
@@ -328,6 +367,13 @@ pub fn random_settings(number: u64) -> String {
         "backend",
         "max_split_size",
         "throw_on_cudamalloc_oom",
+        "pinned_free_catch_all",
+        "pinned_max_cached_size_mb",
+        "pinned_max_round_threshold_mb",
+        "expandable_segments_reserve",
+        "expandable_segments_reserve_by_class",
+        "release_lock_on_hipmalloc",
+        "pinned_use_hip_host_register",
     ];
     let values = [
         "40",
@@ -371,6 +417,10 @@ pub fn random_settings(number: u64) -> String {
         "",
         "x",
         "18446744073709551616",
+        "4294967296",
+        "0.01G",
+        "[a:0.5,b:2G]",
+        "[a",
     ];
     let mut text = String::new();
     for place in 0..random.between(1, 3) {

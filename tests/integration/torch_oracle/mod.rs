@@ -39,7 +39,7 @@ fn oracle() -> Option<Oracle> {
 }
 
 /// Shortens a differing program as far as possible, saves it and prints how to run it again.
-fn report(oracle: &Oracle, program: &Program, origin: &str) -> String {
+fn report(oracle: &Oracle, program: &Program, first: &str, origin: &str) -> String {
     // A call without its partner (an end without a begin) would be refused, which is a different
     // failure.
     let refusals = |answer: &Answer| answer.lines.iter().filter(|line| line.starts_with("refused")).count();
@@ -51,7 +51,7 @@ fn report(oracle: &Oracle, program: &Program, origin: &str) -> String {
         })
     });
     let Verdict::Differs(difference) = judge(oracle, &short) else {
-        return "the difference is not reproducible".into();
+        return format!("{origin}: the difference is not reproducible: {first}\n{program}");
     };
     let path = oracle.folder().join(format!("difference-{}.txt", origin.replace(' ', "-")));
     let text = format!("# {origin}\n# {}\n{short}", difference.replace('\n', "\n# "));
@@ -98,8 +98,8 @@ fn random_programs_run_alike() {
                 match compare(program, theirs) {
                     Verdict::Alike => alike += 1,
                     Verdict::SetAside => unreachable!("the program ends before that"),
-                    Verdict::Differs(_) => {
-                        panic!("{}", report(&oracle, program, &format!("seed {seed} program {number}")))
+                    Verdict::Differs(first) => {
+                        panic!("{}", report(&oracle, program, &first, &format!("seed {seed} program {number}")))
                     }
                 }
                 calls += program.calls.len();

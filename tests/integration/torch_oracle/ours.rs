@@ -36,6 +36,7 @@ fn stream_handle(stream: StreamId) -> u64 {
 /// Runs a program.
 pub fn run(program: &Program) -> Run {
     let mut device = StandInDevice::new(program.total, program.capacity, program.downwards);
+    device.memory_total = program.memory_total;
     for &handle in &STREAMS[1..] {
         device.stream_create(handle).unwrap();
     }
@@ -46,6 +47,7 @@ pub fn run(program: &Program) -> Run {
     let mut live: BTreeMap<u64, (Block, Request)> = BTreeMap::new();
     for (number, call) in (HEADER_LINES..).zip(&program.calls) {
         let mut events: Vec<StrategyEvent> = Vec::new();
+        let accepted = refused.len();
         let mut cx = Context { device: &mut device, sink: &mut events };
         let mut control = |cx: &mut Context<'_>, command: Control<'_>| {
             if caching.control(cx, &command).is_err() {
@@ -98,7 +100,8 @@ pub fn run(program: &Program) -> Run {
             Call::Busy { stream } => device.set_busy(stream_id(stream), true),
             Call::Idle { stream } => device.set_busy(stream_id(stream), false),
         }
-        if spoilt_at.is_none() && !events.is_empty() && avoided_a_defect(&caching) {
+        let did_something = !events.is_empty() || refused.len() > accepted;
+        if spoilt_at.is_none() && did_something && avoided_a_defect(&caching) {
             spoilt_at = Some(number - HEADER_LINES);
         }
         trace.extend(events.into_iter().filter_map(event_line));

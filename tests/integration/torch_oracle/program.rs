@@ -10,6 +10,8 @@ pub struct Program {
     /// The release of the oracle that it is for.
     pub release: Release,
     pub total: u64,
+    /// What `cudaMemGetInfo` calls the total.
+    pub memory_total: u64,
     pub capacity: u64,
     pub downwards: bool,
     pub environment: String,
@@ -43,6 +45,7 @@ impl Default for Program {
         Program {
             release: Release::DEFAULT,
             total: 80 << 30,
+            memory_total: 80 << 30,
             capacity: 80 << 30,
             downwards: false,
             environment: String::new(),
@@ -76,7 +79,7 @@ impl Program {
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let direction = if self.downwards { "down" } else { "up" };
-        writeln!(f, "device {} {} {direction}", self.total, self.capacity)?;
+        writeln!(f, "device {} {} {direction} {}", self.total, self.capacity, self.memory_total)?;
         writeln!(f, "environment {}", self.environment)?;
         self.calls.iter().try_for_each(|call| writeln!(f, "{call}"))
     }
@@ -116,6 +119,8 @@ impl FromStr for Program {
                 program.total = parts[0].parse().map_err(|_| line.to_owned())?;
                 program.capacity = parts[1].parse().map_err(|_| line.to_owned())?;
                 program.downwards = parts[2] == "down";
+                let memory_total = parts.get(3).map_or(Ok(program.total), |part| part.parse());
+                program.memory_total = memory_total.map_err(|_| line.to_owned())?;
             } else if word == "environment" {
                 program.environment = rest.to_owned();
             } else {

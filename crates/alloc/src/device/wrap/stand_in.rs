@@ -29,6 +29,8 @@ pub const FIRST_RANGE: u64 = 0x6000_0000_0000;
 pub struct StandInDevice {
     /// Its properties.
     pub props: DeviceProps,
+    /// What it reports as its total memory, `props.total_bytes` unless changed.
+    pub memory_total: u64,
     /// Segments take multiples of this size.
     pub step_bytes: u64,
     /// The number of the call that fails, counted from 0.
@@ -66,6 +68,7 @@ impl StandInDevice {
                 capabilities: Capabilities::VIRTUAL_MEMORY,
                 clock: DeviceClock::Virtual,
             },
+            memory_total: total,
             step_bytes: 1,
             fails_at: None,
             broken: None,
@@ -131,7 +134,7 @@ impl StandInDevice {
                 self.segments.remove(&address).ok_or_else(|| format!("no segment starts at {address}"))?;
             }
             DriverCall::MemoryInfo {} => {
-                let info = MemoryInfo { free: self.free_bytes(), total: self.props.total_bytes };
+                let info = MemoryInfo { free: self.free_bytes(), total: self.memory_total };
                 return Ok(DriverReply::MemoryInfo(info));
             }
             DriverCall::StreamCreate { known_as } => {
