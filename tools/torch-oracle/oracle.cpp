@@ -87,7 +87,8 @@ class Program {
         std::cout << "refused " << number << "\n# " << words.substr(0, words.find('\n')) << "\n";
       }
       // A snapshot takes as long as a hundred calls.
-      if (full_ && (pools || number + 1 == lines_.size() || lines_[number][0] == 'e' || lines_[number + 1][0] == 'e')) {
+      auto decisive = [](const std::string& line) { return line[0] == 'e' || line[0] == 'c'; };
+      if (full_ && (pools || number + 1 == lines_.size() || decisive(lines_[number]) || decisive(lines_[number + 1]))) {
         follow(number);
       }
     }

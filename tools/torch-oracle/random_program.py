@@ -1,6 +1,7 @@
 """Random programs of allocator calls, in the oracle's language (README.md)."""
 
 import random
+import re
 import sys
 
 MIB = 1 << 20
@@ -33,6 +34,9 @@ class Program:
         self.frees = roll.choice([0.4, 0.47, 0.5])
         self.reuse = roll.random() < 0.4
         self.settings = self.random_settings() if roll.random() < 0.6 else ""
+        self.changes = kind.startswith("changes")
+        if kind.startswith("newer"):
+            self.settings = ",".join(self.newer_settings() + ([self.settings] if self.settings else []))
         self.fraction = None
         if roll.random() < 0.3:
             self.fraction = min(1, round(tight / self.total, roll.choice([2, 3, 6])) or 0.01)
@@ -61,6 +65,31 @@ class Program:
         roll.shuffle(parts)
         return ",".join(parts)
 
+    def newer_settings(self):
+        """Settings that 2.10 and later releases have."""
+        roll = self.random
+        if self.minor < 10:
+            sys.exit(f"2.{self.minor} has no newer settings")
+        parts = []
+        if roll.random() < 0.5 or self.minor < 12:
+            share = roll.randint(3, 30) * max(self.largest, 20 * MIB) / self.total
+            parts.append(f"per_process_memory_fraction:{min(1.0, round(share, 4) or 0.01)}")
+        if self.minor >= 12 and (roll.random() < 0.5 or not parts):
+            parts.append("throw_on_cudamalloc_oom:True")
+        if self.minor >= 15 and roll.random() < 0.4:
+            parts.append(f"expandable_segments_reserve:{roll.choice(['0.5', '0.05', '1G', '2G'])}")
+        return parts
+
+    def change_settings(self):
+        """New settings on the way. With expandable segments the split limit stays: PyTorch fails if it changes."""
+        lasting = ["expandable_segments"]
+        if "expandable_segments:True" in self.settings:
+            lasting.append("max_split_size_mb")
+        parts_of = lambda text: [part for part in re.split(r",(?![^[]*\])", text) if part]
+        lasts = lambda part: part.split(":")[0] in lasting
+        parts = [part for part in parts_of(self.random_settings()) if not lasts(part)]
+        self.lines.append("conf " + ",".join(parts + [part for part in parts_of(self.settings) if lasts(part)]))
+
     def build(self, length):
         roll = self.random
         trains = roll.random() < 0.4
@@ -68,6 +97,9 @@ class Program:
         while len(self.lines) < length:
             if self.middle and len(self.lines) >= half and "history" not in self.lines:
                 self.lines.append("history")
+            late = len(self.lines) > 0.7 * length and not any(line.startswith("conf") for line in self.lines)
+            if self.changes and (late or roll.random() < 2 / length):
+                self.change_settings()
             if trains and not self.pools.busy() and roll.random() < 0.1:
                 self.training_step()
             else:

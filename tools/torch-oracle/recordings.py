@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes recordings of random programs, made by the real allocator of a release, in the snapshot format of that release.
 
-usage: recordings.py ORACLE OUT [--kinds asc,desc,pools_asc,pools_desc] [--count N] [--first N]
+usage: recordings.py ORACLE OUT [--kinds KIND,...] [--count N] [--first N]
 
 ORACLE is the program that build.sh made. OUT/KIND/N.pickle is what torch.cuda.memory._snapshot() of that release would
 have returned, OUT/KIND/N.json what a snapshot does not contain. README.md describes both.
@@ -143,13 +143,15 @@ def truth_of(program, lines, answer, ring):
     ids = sorted({pool_of(one) for _, *pools in truth for one in pools})
     names = {pool: place for place, pool in enumerate(ids)}
     # Entries before each empty_cache of the recorded part: those of all calls before its line.
-    emptied = []
+    emptied, changes = [], []
     calls = [int(one[0]) for one in truth]
     begin = calls[0] if dropped else lines.index("history") if "history" in lines else 0
     for number, line in enumerate(lines):
         if number >= begin and (line == "e" or line.startswith("e ")):
             before = sum(1 for call in calls if call < number)
             emptied.append({"before_entry": before, "pool": line[2:] or None})
+        elif number >= begin and line.startswith("conf "):
+            changes.append({"before_entry": sum(1 for call in calls if call < number), "settings": line[5:]})
     recorded = "middle" if program.middle else "ring" if dropped else "whole"
     return {
         "release": f"2.{answer.minor}",
@@ -170,6 +172,7 @@ def truth_of(program, lines, answer, ring):
         "pool_of_entry": [names[pool_of(one[1])] for one in truth],
         "pool_of_request": [names[pool_of(one[2])] for one in truth],
         "empty_cache": emptied,
+        "settings_changes": changes,
         "created": answer.created,
         "refused": answer.refused,
         "program": lines,
@@ -205,7 +208,7 @@ def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("oracle")
     arguments.add_argument("out")
-    arguments.add_argument("--kinds", default="asc,desc,pools_asc,pools_desc")
+    arguments.add_argument("--kinds", metavar="KIND,...", default="asc,desc,pools_asc,pools_desc")
     arguments.add_argument("--count", type=int, default=100)
     arguments.add_argument("--first", type=int, default=0)
     options = arguments.parse_args()

@@ -21,7 +21,7 @@ import urllib.request
 import zipfile
 
 BLOCK = 1 << 20
-PIP = [sys.executable, "-m", "pip"]
+PIP = [sys.executable, "-m", "pip", "--retries", "1"]
 # The wheels of one Python version are enough: the allocator library does not depend on it.
 WHEELS = ["--python-version", "3.11", "--only-binary=:all:"]
 
