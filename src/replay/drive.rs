@@ -6,8 +6,8 @@
 use std::sync::atomic::Ordering;
 
 use super::{
-    FailedRequest, LiveBlock, Observer, OnOutOfMemory, OomCause, Pace, ReplayError, ReplayMoment, ReplayOptions,
-    ReplayOutcome,
+    FailedRequest, LiveBlock, Observer, OnOutOfMemory, OomCause, Pace, PoolScopes, ReplayError, ReplayMoment,
+    ReplayOptions, ReplayOutcome,
 };
 use crate::{
     base::{Address, EventId, Nanos, SiteId, StreamId, TagId, ThreadId, Work},
@@ -52,6 +52,7 @@ fn drive<O: Observer>(
         streams: 1,
         step: None,
         phase: None,
+        pools: PoolScopes::default(),
         done: ReplayOutcome::default(),
     };
     for round in 0..options.repeat.max(1) {
@@ -81,6 +82,7 @@ struct TraceDriver<'a, O> {
     streams: usize,
     step: Option<u32>,
     phase: Option<LabelId>,
+    pools: PoolScopes,
     done: ReplayOutcome,
 }
 
@@ -189,6 +191,14 @@ impl<O: Observer> TraceDriver<'_, O> {
             Op::EmptyCache => {
                 let mut cx = Context { device: self.device, sink: self.observer };
                 self.strategy.trim(&mut cx).map_err(strategy_failed)?;
+            }
+            Op::UsePool { pool } => {
+                let mut cx = Context { device: self.device, sink: self.observer };
+                self.pools.enter(self.strategy, &mut cx, pool).map_err(strategy_failed)?;
+            }
+            Op::ReleasePool { pool, trims } => {
+                let mut cx = Context { device: self.device, sink: self.observer };
+                self.pools.release(self.strategy, &mut cx, pool, trims).map_err(strategy_failed)?;
             }
             Op::EventRecord { event, stream } => {
                 let event = self.device_event(event).map_err(device_failed)?;
@@ -324,7 +334,8 @@ impl<O: Observer> TraceDriver<'_, O> {
                 host.host_free(address).map_err(|source| ReplayError::Device { event, source })?;
             }
         }
-        Ok(())
+        let mut cx = Context { device: self.device, sink: self.observer };
+        self.pools.next_round(self.strategy, &mut cx).map_err(|source| ReplayError::Strategy { event, source })
     }
 }
 

@@ -9,9 +9,11 @@
 
 pub mod agreement;
 mod drive;
+mod pool_scopes;
 pub mod verify;
 
 pub use drive::{TraceEvents, replay};
+pub(crate) use pool_scopes::PoolScopes;
 
 use std::{fmt::Display, sync::atomic::AtomicBool};
 

@@ -27,7 +27,7 @@ use crate::{
         CallLedger, Device, DeviceError,
         wrap::{FaultPlan, FaultyDevice},
     },
-    replay::TraceEvents,
+    replay::{PoolScopes, TraceEvents},
     strategy::{
         Attempt, Block, Caller, Control, Refusal, Request, Strategy, StrategyError,
         conformance::{ConformanceFinding, ObservedStrategy},
@@ -96,6 +96,7 @@ pub(super) struct CheckedPlayer {
     pub(super) held_by_others: Arc<AtomicU64>,
     blocks: Vec<Option<SlotContents>>,
     events: TraceEvents,
+    pools: PoolScopes,
     /// The counts so far.
     pub(super) run: CheckedRun,
 }
@@ -116,6 +117,7 @@ impl CheckedPlayer {
             held_by_others: Arc::default(),
             blocks: Vec::new(),
             events: TraceEvents::default(),
+            pools: PoolScopes::default(),
             run: CheckedRun::default(),
         }
     }
@@ -179,6 +181,14 @@ impl CheckedPlayer {
                 self.expect(begun, "the beginning of a step");
             }
             Op::EmptyCache => self.trim(),
+            Op::UsePool { pool } => {
+                let used = self.watch.call(|strategy, cx| self.pools.enter(strategy, cx, pool));
+                self.expect(used, "the use of a pool");
+            }
+            Op::ReleasePool { pool, trims } => {
+                let released = self.watch.call(|strategy, cx| self.pools.release(strategy, cx, pool, trims));
+                self.expect(released, "the release of a pool");
+            }
             Op::EventRecord { event, stream } => {
                 if let Some(event) = self.device_event(event) {
                     self.on_device(|device| device.event_record(event, stream));

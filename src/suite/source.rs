@@ -163,6 +163,7 @@ impl SourceSpec {
         let recording = match verification.verdict {
             Verdict::Exact => recording
                 .with_sizes_before(&verification.sizes_before)
+                .with_pools(verification.pools.requests.clone(), &verification.pools.segments)
                 .with_empty_caches(verification.empty_caches.clone(), progress)?,
             Verdict::Partial { .. } | Verdict::Diverged(_) => recording,
         };

@@ -3,6 +3,8 @@
 //! A trace is made of steps such as "free the third live block". A step that does not apply becomes another one, so every
 //! trace is valid, and proptest shrinks it by removing steps.
 
+use std::collections::HashSet;
+
 use proptest::{collection::vec, option, prelude::*, sample::Index};
 
 use super::{BlockSlot, Category, CollectiveKind, MarkKind, OpKind, Trace, TraceBuilder};
@@ -79,6 +81,8 @@ struct TraceAuthor {
     device: Vec<BlockSlot>,
     host: Vec<BlockSlot>,
     recorded: Vec<u32>,
+    /// Released pools.
+    released: HashSet<(u64, u64)>,
 }
 
 impl TraceAuthor {
@@ -86,7 +90,7 @@ impl TraceAuthor {
         let mut builder = TraceBuilder::new();
         let mut streams = vec![StreamId::DEFAULT];
         streams.extend((0..extra_streams).filter_map(|_| builder.new_stream().ok()));
-        TraceAuthor { builder, streams, device: Vec::new(), host: Vec::new(), recorded: Vec::new() }
+        TraceAuthor { builder, streams, device: Vec::new(), host: Vec::new(), recorded: Vec::new(), released: HashSet::new() }
     }
 
     fn take(&mut self, step: &RandomStep) {
@@ -128,6 +132,16 @@ impl TraceAuthor {
             }
             OpKind::StreamSync => builder.stream_sync(stream),
             OpKind::EmptyCache => builder.empty_cache(),
+            OpKind::UsePool => {
+                let pool = (0, u64::from(step.number % 3));
+                builder.use_pool(if self.released.contains(&pool) { (0, 0) } else { pool });
+            }
+            OpKind::ReleasePool => {
+                let pool = (0, 1 + u64::from(step.number % 2));
+                if self.released.insert(pool) {
+                    builder.release_pool(pool, step.other_stream);
+                }
+            }
             OpKind::Mark => builder.mark(*second.get(&MarkKind::ALL), &step.text, step.number),
             OpKind::Collective => {
                 builder.collective(*second.get(&CollectiveKind::ALL), step.bytes, step.number as u16, stream);

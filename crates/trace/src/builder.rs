@@ -110,6 +110,16 @@ impl TraceBuilder {
         self.push(Op::EmptyCache);
     }
 
+    /// Lets requests use a pool of memory; `(0, 0)` is the default pool.
+    pub fn use_pool(&mut self, pool: (u64, u64)) {
+        self.push(Op::UsePool { pool });
+    }
+
+    /// Gives up a private pool. `trims`: its free memory goes back to the driver at once.
+    pub fn release_pool(&mut self, pool: (u64, u64), trims: bool) {
+        self.push(Op::ReleasePool { pool, trims });
+    }
+
     /// Marks a place in the program.
     pub fn mark(&mut self, kind: MarkKind, label: &str, index: u32) {
         let label = self.tables.intern_label(label);

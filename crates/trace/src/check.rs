@@ -96,6 +96,8 @@ pub struct TraceChecker {
     blocks: u64,
     slots: Vec<SlotOccupancy>,
     recorded: HashSet<TraceEventId>,
+    /// Released pools.
+    released: HashSet<(u64, u64)>,
 }
 
 impl TraceChecker {
@@ -161,7 +163,14 @@ impl TraceChecker {
             }
             Op::StreamSync { stream } | Op::Collective { stream, .. } => stream_known(stream).map(|()| None),
             Op::Mark { label, .. } => known("label", label as usize, tables.labels().len()).map(|()| None),
-            Op::DeviceSync | Op::EmptyCache | Op::Idle { .. } => Ok(None),
+            Op::UsePool { pool } if self.released.contains(&pool) => {
+                Err(format!("requests use pool {pool:?}, which was released"))
+            }
+            Op::ReleasePool { pool: (0, 0), .. } => Err("the default pool cannot be released".to_owned()),
+            Op::ReleasePool { pool, .. } if !self.released.insert(pool) => {
+                Err(format!("pool {pool:?} was released already"))
+            }
+            Op::DeviceSync | Op::EmptyCache | Op::Idle { .. } | Op::UsePool { .. } | Op::ReleasePool { .. } => Ok(None),
         }
     }
 

@@ -96,6 +96,20 @@ pub enum Op {
     DeviceSync,
     /// The allocator returns cached memory to the driver (PyTorch's `empty_cache`).
     EmptyCache,
+    /// Requests from here on use a pool of memory: a private one (`torch.cuda.use_mem_pool`, the capture of a CUDA graph),
+    /// or again the default pool `(0, 0)`. Frees return memory to the pool of their block.
+    UsePool {
+        /// PyTorch's number of the pool (`MempoolId_t`).
+        pool: (u64, u64),
+    },
+    /// The program gives up a private pool. Its free memory may go back to the driver, its live blocks stay.
+    ReleasePool {
+        /// Which pool.
+        pool: (u64, u64),
+        /// Whether its free memory goes back at once, as when a `MemPool` is deleted. Otherwise it goes back with the next
+        /// [`EmptyCache`](Op::EmptyCache), or when memory runs out.
+        trims: bool,
+    },
     /// A named place in the program.
     Mark {
         /// What begins here.
@@ -157,6 +171,8 @@ impl Op {
             Op::StreamSync { .. } => OpKind::StreamSync,
             Op::DeviceSync => OpKind::DeviceSync,
             Op::EmptyCache => OpKind::EmptyCache,
+            Op::UsePool { .. } => OpKind::UsePool,
+            Op::ReleasePool { .. } => OpKind::ReleasePool,
             Op::Mark { .. } => OpKind::Mark,
             Op::Work { .. } => OpKind::Work,
             Op::HostAlloc { .. } => OpKind::HostAlloc,
@@ -179,6 +195,8 @@ oomph_base::named_enum! {
         StreamSync = "stream_sync",
         DeviceSync = "device_sync",
         EmptyCache = "empty_cache",
+        UsePool = "use_pool",
+        ReleasePool = "release_pool",
         Mark = "mark",
         Work = "work",
         HostAlloc = "host_alloc",

@@ -218,7 +218,7 @@ impl SummaryCounter {
             Op::Mark { kind: MarkKind::Step, .. } => self.summary.steps += 1,
             Op::Mark { kind: MarkKind::MicroBatch, .. } => self.summary.micro_batches += 1,
             Op::Idle { nanos } => self.summary.span += Nanos(nanos),
-            Op::DeviceSync | Op::EmptyCache => {}
+            Op::DeviceSync | Op::EmptyCache | Op::UsePool { .. } | Op::ReleasePool { .. } => {}
         }
         self.levels.push(clamped(self.device.bytes));
     }

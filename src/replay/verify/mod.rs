@@ -11,22 +11,25 @@ mod companion;
 mod compare;
 mod limit;
 mod pending_frees;
+mod pools;
 mod start;
 mod walk;
 
 pub use companion::{Companion, CompanionError};
 pub use compare::{Divergence, LayoutPiece, ObservedAction};
 pub use limit::verify_with_limit;
+pub use pools::{InferredPools, PoolEvidence};
 pub use start::Beginning;
 
 use self::{
+    pools::PoolGuess,
     start::StartState,
-    walk::{AllocatorModel, RecordingWalk},
+    walk::{AllocatorModel, RecordingWalk, WalkOutcome},
 };
 use crate::{
     base::{Address, Progress},
     strategy::{Setup, Stats, Strategy},
-    trace::torch::{RecordedLimit, Recording},
+    trace::torch::{RecordedLimit, Recording, RequestPools},
 };
 
 /// PyTorch's own counters, as far as they are known. Snapshots do not contain them.
@@ -69,6 +72,8 @@ pub struct Verification {
     /// Blocks from before whose size is larger than the recording's estimate, and that size; see
     /// [`with_sizes_before`](Recording::with_sizes_before).
     pub sizes_before: Vec<(Address, u64)>,
+    /// The pools of its requests.
+    pub pools: InferredPools,
 }
 
 /// How well the model agrees.
@@ -122,6 +127,7 @@ pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters, pro
         stats: Stats::default(),
         beginning: None,
         sizes_before: Vec::new(),
+        pools: InferredPools::default(),
     };
     let settings = match recording.settings.in_force() {
         Ok(settings) => settings,
@@ -130,7 +136,8 @@ pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters, pro
     if recording.witnessed.is_empty() {
         return unknowable("it has no entries: the history was off".to_owned());
     }
-    let mut start = StartState::of(recording);
+    let mut guess = PoolGuess::of(recording);
+    let mut start = StartState::of(recording, &guess);
     if !start.memory.astray.is_empty() {
         let count = start.memory.astray.len();
         return unknowable(format!("it began in the middle: {count} blocks were there before it in no known segment"));
@@ -146,24 +153,27 @@ pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters, pro
         let model = AllocatorModel::new(settings.clone(), setup, &recording.streams);
         let streams = recording.streams.len();
         let walk = model
-            .and_then(|model| RecordingWalk::new(&recording.witnessed, model, streams, &start, own_limit.is_some()));
+            .and_then(|model| RecordingWalk::new(&recording.witnessed, model, streams, &start, &guess, own_limit.is_some()));
         let mut walk = match walk {
             Ok(walk) => walk,
             Err(error) if start.beginning().is_some() => return unknowable(format!("it began in the middle: {error}")),
             Err(error) => return unknowable(error.to_string()),
         };
         let result = walk.finish(progress);
+        let outcome = WalkOutcome::of(walk);
         match &result {
-            Err(divergence) if rounds_left > 0 && start.mend(divergence, &walk.model.caching) => rounds_left -= 1,
-            _ => break (walk, result),
+            Err(divergence) if rounds_left > 0 && start.mend(divergence, &outcome.caching) => {}
+            Err(divergence) if rounds_left > 0 && guess.mend(divergence) => start.take_pools(&guess),
+            _ => break (outcome, result),
         }
+        rounds_left -= 1;
     };
-    let result = result.and_then(|()| compare::compare(&walk.model.caching, recording, &start, counters));
+    let result = result.and_then(|()| compare::compare(&walk.caching, recording, &start, counters));
     let mut reasons = reasons_for_doubt(recording);
     if result.is_err() {
         reasons.extend(doubts);
     }
-    let collects = walk.model.caching.settings().garbage_collection_threshold > 0.0;
+    let collects = walk.caching.settings().garbage_collection_threshold > 0.0;
     if collects && setup.limit.is_none() && (own_limit.is_some() || result.is_err()) {
         reasons.push(
             "garbage_collection_threshold works under a memory fraction, which the file does not contain: pass it with \
@@ -176,7 +186,8 @@ pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters, pro
         Err(divergence) if reasons.is_empty() => Verdict::Diverged(divergence),
         result => Verdict::Partial { reasons, divergence: result.err() },
     };
-    let stats = walk.model.caching.stats();
+    let stats = walk.caching.stats();
+    let pools = guess.settled();
     let passed_over = recording.empty_caches.iter().copied().filter(|&entry| entry < start.entry);
     Verification {
         verdict,
@@ -187,6 +198,7 @@ pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters, pro
         stats,
         beginning: start.beginning(),
         sizes_before: start.mended().collect(),
+        pools: InferredPools { requests: RequestPools { releases: walk.pool_releases, ..pools.requests }, ..pools },
     }
 }
 
@@ -196,10 +208,6 @@ fn reasons_for_doubt(recording: &Recording) -> Vec<String> {
     if recording.gaps.contradictions > 0 {
         let count = recording.gaps.contradictions;
         reasons.push(format!("{count} entries contradict others or the final state"));
-    }
-    let in_segments = recording.final_segments.iter().any(|segment| segment.pool != (0, 0));
-    if in_segments || recording.pools.iter().any(|&pool| pool != (0, 0)) {
-        reasons.push("it uses private pools, and does not tell when".to_owned());
     }
     reasons
 }

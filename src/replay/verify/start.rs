@@ -1,7 +1,7 @@
 //! Where verification of a recording starts. If the recording began in the middle, it starts after the first incomplete
 //! call, with the memory of that moment.
 
-use super::Divergence;
+use super::{Divergence, pools::PoolGuess};
 use crate::{
     base::Address,
     pytorch::{AllocatorSettings, MIN_BLOCK_SIZE, SMALL_BUFFER, SMALL_SIZE},
@@ -33,12 +33,21 @@ pub(super) struct StartState {
 
 impl StartState {
     /// For any recording. A complete one starts with nothing, at its first entry.
-    pub(super) fn of(recording: &Recording) -> StartState {
+    pub(super) fn of(recording: &Recording, pools: &PoolGuess<'_>) -> StartState {
         let nothing_before = recording.initial.segments.is_empty() && recording.initial.astray.is_empty();
         let entry = if nothing_before { 0 } else { first_whole_call(&recording.witnessed) };
         let memory = if entry == 0 { recording.initial.clone() } else { recording.memory_before(entry) };
         let layout = memory.layout();
-        StartState { entry, memory, layout }
+        let mut start = StartState { entry, memory, layout };
+        start.take_pools(pools);
+        start
+    }
+
+    /// Takes over the assumed pools of its segments.
+    pub(super) fn take_pools(&mut self, pools: &PoolGuess<'_>) {
+        for segment in &mut self.layout.segments {
+            segment.pool_id = pools.pool_at(self.entry, segment.address);
+        }
     }
 
     /// The memory at the start, if the recording began in the middle.

@@ -8,6 +8,7 @@ use super::{
     Divergence, ObservedAction,
     call::{CallEntries, CallReading},
     pending_frees::{PendingFrees, WaitStreams},
+    pools::{PoolGuess, UNRECORDED_POOL},
     start::{StartState, range_start},
 };
 use crate::{
@@ -17,11 +18,12 @@ use crate::{
         wrap::{CallFailure, DriverCall, DriverReply, FaultPlan, FaultyDevice, ScriptOrder, ScriptedDevice},
     },
     pytorch::{AllocatorSettings, SMALL_SIZE},
+    replay::PoolScopes,
     strategy::{
         Attempt, Block, Caller, Context, Freed, Layout, Request, Setup, Strategy, StrategyError, StrategyEvent,
         caching::Caching,
     },
-    trace::torch::{Action, SnapshotBlockState, TraceEntry},
+    trace::torch::{Action, DEFAULT_POOL, PoolKey, PoolRelease, SnapshotBlockState, TraceEntry},
 };
 
 /// The state of the walk.
@@ -42,6 +44,25 @@ pub(super) struct RecordingWalk<'a> {
     pub(super) refusals: usize,
     /// The program had a limit of unknown size.
     by_unknown_limit: bool,
+    pools: &'a PoolGuess<'a>,
+    /// Where the program gave up private pools.
+    pool_releases: Vec<PoolRelease>,
+}
+
+/// What is left of a walk.
+pub(super) struct WalkOutcome {
+    pub(super) caching: Caching,
+    pub(super) at: usize,
+    pub(super) empty_caches: Vec<usize>,
+    pub(super) refusals: usize,
+    pub(super) pool_releases: Vec<PoolRelease>,
+}
+
+impl WalkOutcome {
+    pub(super) fn of(walk: RecordingWalk<'_>) -> WalkOutcome {
+        let RecordingWalk { model, at, empty_caches, refusals, pool_releases, .. } = walk;
+        WalkOutcome { caching: model.caching, at, empty_caches, refusals, pool_releases }
+    }
 }
 
 /// Where ranges lie that no entry shows, above all addresses of a GPU: one for each pool of a stream.
@@ -71,6 +92,7 @@ impl<'a> RecordingWalk<'a> {
         mut model: AllocatorModel,
         streams: usize,
         start: &StartState,
+        pools: &'a PoolGuess<'a>,
         by_unknown_limit: bool,
     ) -> Result<RecordingWalk<'a>, StrategyError> {
         let adopted = model.adopt(&start.layout, &entries[start.entry..])?;
@@ -86,6 +108,8 @@ impl<'a> RecordingWalk<'a> {
             empty_caches: Vec::new(),
             refusals: 0,
             by_unknown_limit,
+            pools,
+            pool_releases: Vec::new(),
         };
         for (block, (was, stream)) in adopted.into_iter().zip(start.memory.live()) {
             if was.state == SnapshotBlockState::PendingFree {
@@ -177,6 +201,9 @@ impl<'a> RecordingWalk<'a> {
     /// A request with the actions that it caused, or a call of `empty_cache`. Returns where the next call starts.
     fn call(&mut self) -> Result<usize, Divergence> {
         let next = self.call_entries.read(self.entries, self.at);
+        if let Some(next) = self.trim_of_pool() {
+            return Ok(next);
+        }
         match self.call_entries.request {
             None => self.empty_cache()?,
             Some(_) if self.call_entries.is_plain() => self.plain_request()?,
@@ -189,8 +216,66 @@ impl<'a> RecordingWalk<'a> {
         Ok(next)
     }
 
+    /// The deletion of a `MemPool` explains the first actions. Returns where the next call starts.
+    fn trim_of_pool(&mut self) -> Option<usize> {
+        let first = self.call_entries.seen.first()?.address;
+        // A captured graph gives its pool up without releasing memory.
+        let is_mem_pool = |&(number, _): &PoolKey| number == 0 || number == UNRECORDED_POOL;
+        let pool = self.released_pools().into_iter().find(is_mem_pool)?;
+        if self.pools.pool_at(self.at, first) != pool {
+            return None;
+        }
+        let mut trial = self.model.clone();
+        trial.trim_pool(pool, &mut self.actions);
+        let explained = self.actions.seen.len();
+        if explained == 0 || self.call_entries.seen.get(..explained) != Some(&self.actions.seen[..]) {
+            return None;
+        }
+        self.model = trial;
+        self.pool_releases.push(PoolRelease { entry: self.at, pool, trims: true });
+        let known = self.entries.iter().enumerate().skip(self.at).filter(|(_, entry)| entry.action != Action::Unknown);
+        known.map(|(index, _)| index + 1).nth(explained - 1)
+    }
+
+    /// The private pools whose memory the call releases, and which the program has not given up yet. Nothing uses them
+    /// later.
+    fn released_pools(&self) -> Vec<PoolKey> {
+        let mut pools = Vec::new();
+        if !self.pools.has_private() {
+            return pools;
+        }
+        let seen = self.call_entries.seen.iter();
+        for seen in seen.filter(|seen| matches!(seen.action, Action::SegmentFree | Action::SegmentUnmap)) {
+            let pool = self.pools.pool_at(self.at, seen.address);
+            let is_given_up = self.pool_releases.iter().any(|release| release.pool == pool);
+            if self.pools.is_over(pool, self.at) && !is_given_up && !pools.contains(&pool) {
+                pools.push(pool);
+            }
+        }
+        pools
+    }
+
+    fn note_given_up(&mut self, pools: &[PoolKey]) {
+        let releases = pools.iter().map(|&pool| PoolRelease { entry: self.at, pool, trims: false });
+        self.pool_releases.extend(releases);
+    }
+
+    /// The pools that the request of the call may use.
+    fn request_pools(&self) -> Vec<PoolKey> {
+        let recorded = self.call_entries.request.and_then(|request| self.pools.pool_of(request));
+        match recorded {
+            Some(pool) => vec![pool],
+            // The entry of a request that failed has no address.
+            None if self.model.scopes.current() == DEFAULT_POOL => vec![DEFAULT_POOL],
+            None => vec![DEFAULT_POOL, self.model.scopes.current()],
+        }
+    }
+
     /// Only a call of `empty_cache` explains the actions.
     fn empty_cache(&mut self) -> Result<(), Divergence> {
+        let given_up = self.released_pools();
+        self.model.give_up(&given_up);
+        self.note_given_up(&given_up);
         self.model.empty_cache(&mut self.actions);
         if self.actions.seen != self.call_entries.seen {
             return Err(self.diverges(CallReading { empty_cache: true, polled: 0, refusals: 0 }));
@@ -205,7 +290,8 @@ impl<'a> RecordingWalk<'a> {
             self.model.script(&self.call_entries, None);
         }
         let reading = CallReading::plain(self.call_entries.completed_first);
-        let block = self.model.request(&self.call_entries, reading, self.lanes.next_group(), &mut self.actions);
+        let pool = self.call_entries.request.and_then(|request| self.pools.pool_of(request)).unwrap_or(DEFAULT_POOL);
+        let block = self.model.request(&self.call_entries, pool, reading, self.lanes.next_group(), &mut self.actions);
         if self.actions.seen != self.call_entries.seen {
             return Err(self.diverges(reading));
         }
@@ -218,12 +304,19 @@ impl<'a> RecordingWalk<'a> {
         let next_range = if self.call_entries.runs_out() { self.next_range() } else { None };
         self.model.script(&self.call_entries, next_range);
         let mut nearest: Option<(usize, Divergence)> = None;
-        for reading in self.call_entries.readings(self.by_unknown_limit) {
+        let released = self.released_pools();
+        let pools = self.request_pools();
+        let given_up = if released.is_empty() { vec![&[][..]] } else { vec![&[][..], &released] };
+        let readings = self.call_entries.readings(self.by_unknown_limit);
+        let cases = pools.iter().flat_map(|&pool| given_up.iter().map(move |&given_up| (pool, given_up)));
+        for ((pool, given_up), reading) in cases.flat_map(|case| readings.iter().map(move |&reading| (case, reading))) {
             let mut trial = self.model.clone();
-            let block = trial.request(&self.call_entries, reading, self.lanes.next_group(), &mut self.actions);
+            trial.give_up(given_up);
+            let block = trial.request(&self.call_entries, pool, reading, self.lanes.next_group(), &mut self.actions);
             if self.actions.seen == self.call_entries.seen {
                 self.model = trial;
                 self.refusals += reading.refusals;
+                self.note_given_up(given_up);
                 if reading.empty_cache {
                     self.empty_caches.push(self.at);
                 }
@@ -270,6 +363,7 @@ impl<'a> RecordingWalk<'a> {
 pub(super) struct AllocatorModel {
     pub(super) caching: Caching,
     device: ScriptedDevice,
+    scopes: PoolScopes,
 }
 
 /// The model's actions in one call.
@@ -305,7 +399,7 @@ impl AllocatorModel {
         for &handle in streams.iter().skip(1) {
             device.stream_create(handle)?;
         }
-        Ok(AllocatorModel { caching: Caching::new(settings, setup), device })
+        Ok(AllocatorModel { caching: Caching::new(settings, setup), device, scopes: PoolScopes::default() })
     }
 
     /// Takes over the memory from before a recording, at the same addresses. Returns the blocks that are not free, in
@@ -340,6 +434,7 @@ impl AllocatorModel {
     pub(super) fn request(
         &mut self,
         call: &CallEntries,
+        pool: PoolKey,
         reading: CallReading,
         waiting: impl Iterator<Item = StreamId>,
         actions: &mut ModelActions,
@@ -350,6 +445,10 @@ impl AllocatorModel {
         }
         for stream in waiting.take(reading.polled) {
             self.device.set_busy(stream, false);
+        }
+        if let Err(error) = self.use_pool(pool) {
+            actions.complaint = Some(error.to_string());
+            return None;
         }
         let last = call.seen.last()?;
         let request = Request { bytes: last.bytes, stream: last.stream, thread: ThreadId(0), site: SiteId(0) };
@@ -397,8 +496,9 @@ impl AllocatorModel {
     }
 
     fn empty_cache_into(&mut self, actions: &mut ModelActions) -> bool {
+        let closed = self.use_pool(DEFAULT_POOL);
         let mut cx = Context { device: &mut self.device, sink: &mut actions.events };
-        let result = self.caching.trim(&mut cx);
+        let result = closed.and_then(|()| self.caching.trim(&mut cx));
         actions.take_events();
         actions.complaint = result.err().map(|error| error.to_string());
         actions.complaint.is_none()
@@ -411,6 +511,10 @@ impl AllocatorModel {
         stream: StreamId,
         waits_for: Option<StreamId>,
     ) -> Result<Freed, StrategyError> {
+        if waits_for.is_some() {
+            // While requests use a private pool, the allocator forgets uses on other streams.
+            self.use_pool(DEFAULT_POOL)?;
+        }
         let mut nothing: Vec<StrategyEvent> = Vec::new();
         let mut cx = Context { device: &mut self.device, sink: &mut nothing };
         if let Some(lane) = waits_for {
@@ -421,6 +525,32 @@ impl AllocatorModel {
             self.device.set_busy(lane, true);
         }
         Ok(freed)
+    }
+
+    /// Requests use a pool from now on.
+    fn use_pool(&mut self, pool: PoolKey) -> Result<(), StrategyError> {
+        let mut nothing: Vec<StrategyEvent> = Vec::new();
+        let mut cx = Context { device: &mut self.device, sink: &mut nothing };
+        self.scopes.enter(&mut self.caching, &mut cx, pool)
+    }
+
+    /// The program gives up pools.
+    fn give_up(&mut self, pools: &[PoolKey]) {
+        for &pool in pools {
+            let mut nothing: Vec<StrategyEvent> = Vec::new();
+            let mut cx = Context { device: &mut self.device, sink: &mut nothing };
+            // A pool that cannot be given up shows in what is released.
+            let _ = self.scopes.release(&mut self.caching, &mut cx, pool, false);
+        }
+    }
+
+    /// The program deletes a `MemPool`.
+    fn trim_pool(&mut self, pool: PoolKey, actions: &mut ModelActions) {
+        actions.clear();
+        let mut cx = Context { device: &mut self.device, sink: &mut actions.events };
+        let result = self.scopes.release(&mut self.caching, &mut cx, pool, true);
+        actions.take_events();
+        actions.complaint = result.err().map(|error| error.to_string());
     }
 
     /// Marks a stream as idle.

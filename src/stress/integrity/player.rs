@@ -8,7 +8,7 @@
 use crate::{
     base::{EventId, Nanos, StreamId, ThreadId},
     device::{Damage, Device, DeviceClock, DeviceError, LONGEST_PATTERN_BYTES, Patterned, Patterns},
-    replay::TraceEvents,
+    replay::{PoolScopes, TraceEvents},
     strategy::{Attempt, Block, Caller, Context, Control, Request, Silent, Strategy, StrategyError},
     stress::state::{IntegrityCounts, MemoryLevels},
     trace::{BlockSlot, Event, MarkKind, Op, Tables, Trace, TraceEventId},
@@ -25,6 +25,7 @@ pub(in crate::stress) struct PatternPlayer<S> {
     tries: u32,
     blocks: Vec<Option<PatternedBlock>>,
     events: TraceEvents,
+    pools: PoolScopes,
     /// The number of streams on the device.
     streams: usize,
     /// The event that orders one stream behind another.
@@ -55,6 +56,7 @@ impl<S: Strategy> PatternPlayer<S> {
             tries,
             blocks: Vec::new(),
             events: TraceEvents::default(),
+            pools: PoolScopes::default(),
             streams: 1,
             order: None,
             last_key: 0,
@@ -118,6 +120,14 @@ impl<S: Strategy> PatternPlayer<S> {
             Op::Free { slot, stream } => self.free(slot, Caller { stream, thread: event.thread }),
             Op::Use { slot, stream } => self.use_on(slot, stream),
             Op::EmptyCache => self.trim(),
+            Op::UsePool { pool } => {
+                let mut cx = Context { device: &mut *self.device, sink: &mut Silent };
+                self.pools.enter(&mut self.strategy, &mut cx, pool)
+            }
+            Op::ReleasePool { pool, trims } => {
+                let mut cx = Context { device: &mut *self.device, sink: &mut Silent };
+                self.pools.release(&mut self.strategy, &mut cx, pool, trims)
+            }
             Op::Mark { kind: MarkKind::Step, index, .. } => {
                 self.in_steps = true;
                 self.with_retries(|strategy, cx| strategy.control(cx, &Control::StepBegins(index)))

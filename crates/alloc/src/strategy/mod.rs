@@ -306,6 +306,11 @@ pub enum Control<'a> {
         /// The pool.
         pool: (u64, u64),
     },
+    /// Releases the cached memory of a pool without users, as the deletion of a `MemPool` does.
+    PoolTrim {
+        /// The pool.
+        pool: (u64, u64),
+    },
 }
 
 /// Who refused memory.

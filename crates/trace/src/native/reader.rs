@@ -122,6 +122,7 @@ struct EventFields {
     tag: Option<u32>,
     site: Option<u32>,
     label: Option<u32>,
+    trims: Option<bool>,
     thread: Option<ThreadId>,
     delta_ns: Option<u32>,
 }
@@ -132,12 +133,18 @@ impl EventFields {
     }
 }
 
+/// PyTorch's number of a pool, a pair.
+fn pool(words: &mut LineWords<'_>) -> Result<(u64, u64), String> {
+    Ok((words.number("the pool's first number")?, words.number("the pool's second number")?))
+}
+
 /// The fields that an event can have besides `+`.
 type FieldNames = &'static [&'static str];
 const NO_FIELDS: FieldNames = &["thread"];
 const STREAM_FIELDS: FieldNames = &["thread", "stream"];
 const ALLOC_FIELDS: FieldNames = &["thread", "stream", "tag", "site"];
 const MARK_FIELDS: FieldNames = &["thread", "label"];
+const RELEASE_FIELDS: FieldNames = &["thread", "trims"];
 
 impl LineParser {
     /// Parses a line: an event, or `None` for a definition, a comment or a blank line.
@@ -192,6 +199,14 @@ impl LineParser {
             }
             OpKind::DeviceSync => (Op::DeviceSync, self.parse_fields(&mut words, NO_FIELDS)?),
             OpKind::EmptyCache => (Op::EmptyCache, self.parse_fields(&mut words, NO_FIELDS)?),
+            OpKind::UsePool => {
+                (Op::UsePool { pool: pool(&mut words)? }, self.parse_fields(&mut words, NO_FIELDS)?)
+            }
+            OpKind::ReleasePool => {
+                let pool = pool(&mut words)?;
+                let fields = self.parse_fields(&mut words, RELEASE_FIELDS)?;
+                (Op::ReleasePool { pool, trims: fields.trims.unwrap_or(false) }, fields)
+            }
             OpKind::Idle => {
                 (Op::Idle { nanos: words.number("the time in ns")? }, self.parse_fields(&mut words, NO_FIELDS)?)
             }
@@ -268,6 +283,13 @@ impl LineParser {
                 }
                 b"tag" => set(&mut fields.tag, entry("tag", value, self.tables.tags().len())?, "tag")?,
                 b"site" => set(&mut fields.site, entry("site", value, self.tables.sites().len())?, "site")?,
+                b"trims" => {
+                    let number: u8 = number_in(value, "trims")?;
+                    if number > 1 {
+                        return Err(format!("trims must be 0 or 1, not {}", shown(value)));
+                    }
+                    set(&mut fields.trims, number == 1, "trims")?;
+                }
                 b"label" => set(&mut fields.label, entry("label", value, self.tables.labels().len())?, "label")?,
                 _ => {
                     let number = entry("thread", value, self.tables.threads().len())?;

@@ -131,6 +131,11 @@ impl NativeWriter {
                 }
                 self.stream(stream);
             }
+            Op::UsePool { pool } => self.pool(pool),
+            Op::ReleasePool { pool, trims } => {
+                self.pool(pool);
+                self.field_unless_zero(" trims=", trims.into());
+            }
             Op::Idle { nanos } => self.number(nanos),
             Op::Collective { kind, bytes, ranks, stream } => {
                 self.word(" ");
@@ -167,6 +172,11 @@ impl NativeWriter {
         self.word(" ");
         self.word(&json);
         Ok(())
+    }
+
+    fn pool(&mut self, (first, second): (u64, u64)) {
+        self.number(first);
+        self.number(second);
     }
 
     fn stream(&mut self, stream: StreamId) {

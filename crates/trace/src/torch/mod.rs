@@ -10,6 +10,7 @@ mod parse;
 #[cfg(test)]
 mod parse_tests;
 pub(crate) mod pickle;
+mod pools;
 mod recording;
 mod rewind;
 mod snapshot;
@@ -21,6 +22,7 @@ pub use oomph_pytorch::{RecordedSettings, RecordedValue};
 pub use oom::{FinalOom, MemoryHolder, MemoryRefuser, ProcessLimit, RecordedLimit};
 pub use parse::SnapshotError;
 pub use pickle::{PickleError, PickleFault};
+pub use pools::{DEFAULT_POOL, MemoryLife, MemoryLives, PoolKey, PoolRelease, RequestPools};
 pub use recording::{HistoryGap, Recording, RecordingError, RecordingGaps};
 pub use rewind::InitialMemory;
 pub use snapshot::{

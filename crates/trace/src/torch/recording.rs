@@ -5,8 +5,8 @@
 //! [`final_segments`](Recording::final_segments).
 
 use super::{
-    Action, Annotation, InitialMemory, MemoryRefuser, RecordedLimit, RecordedSettings, Segment, Snapshot,
-    SnapshotBlockState, Stacks, TraceEntry,
+    Action, Annotation, DEFAULT_POOL, InitialMemory, MemoryLives, MemoryRefuser, PoolKey, RecordedLimit,
+    RecordedSettings, RequestPools, Segment, Snapshot, SnapshotBlockState, Stacks, TraceEntry,
     rewind::{RecordingEnd, rewind},
     to_trace::to_trace,
 };
@@ -42,6 +42,9 @@ pub struct Recording {
     /// The entries before which the program called `empty_cache`, ascending; the number of entries stands for the end.
     /// Without a model of the allocator, only the calls that nothing else explains are found.
     pub empty_caches: Vec<usize>,
+    /// The pools that requests use. Without a model of the allocator, memory that was released before the end counts as
+    /// memory of the default pool, unless entries have the pool.
+    pub request_pools: RequestPools,
     /// The limit on reserved memory under which the program ran, as far as a model of the allocator knows it.
     pub limit: Option<RecordedLimit>,
     /// The releases of PyTorch that write such entries.
@@ -217,9 +220,15 @@ impl Snapshot {
             pools: self.pools,
             release: self.release,
             empty_caches,
+            request_pools: RequestPools::default(),
             limit: None,
             gaps,
         };
+        if recording.has_private_pools() {
+            let lives = recording.memory_lives();
+            let pool = |entry| recording.pool_of(entry, &lives);
+            recording.request_pools = RequestPools::of(&recording.witnessed, pool);
+        }
         let (trace, found) = to_trace(&recording, name, progress)?;
         recording.trace = trace;
         let gaps = &mut recording.gaps;
@@ -307,7 +316,40 @@ impl Recording {
         self
     }
 
-    /// Makes the trace again with the calls of `empty_cache` that a model inferred.
+    /// Whether a segment at the end, or an entry, belongs to a private pool.
+    #[must_use]
+    pub fn has_private_pools(&self) -> bool {
+        let in_segments = self.final_segments.iter().any(|segment| segment.pool != DEFAULT_POOL);
+        in_segments || self.pools.iter().any(|&pool| pool != DEFAULT_POOL)
+    }
+
+    /// The lives of its memory, from which pools of requests are known.
+    #[must_use]
+    pub fn memory_lives(&self) -> MemoryLives {
+        MemoryLives::of(&self.initial.segments, &self.witnessed, &self.final_segments, &self.pools)
+    }
+
+    /// The pool of a request, where the recording contains it.
+    #[must_use]
+    pub fn pool_of(&self, entry: usize, lives: &MemoryLives) -> Option<PoolKey> {
+        let recorded = self.witnessed.get(entry).and_then(|entry| entry.pool);
+        let recorded = recorded.and_then(|pool| self.pools.get(pool as usize).copied());
+        recorded.or_else(|| lives.of_entry(entry).map(|life| lives.lives[life].pool.unwrap_or(DEFAULT_POOL)))
+    }
+
+    /// Takes over the pools that a model inferred: those of requests, and those of segments that existed before the
+    /// recording, by address. The trace changes with [`with_empty_caches`](Recording::with_empty_caches).
+    #[must_use]
+    pub fn with_pools(mut self, requests: RequestPools, segments: &[(Address, PoolKey)]) -> Recording {
+        self.request_pools = requests;
+        for &(address, pool) in segments {
+            let found = self.initial.segments.iter_mut().find(|segment| segment.address == address);
+            found.into_iter().for_each(|segment| segment.pool = pool);
+        }
+        self
+    }
+
+    /// Makes the trace again with the calls of `empty_cache` and the pools that a model inferred.
     pub fn with_empty_caches(
         mut self,
         before_entries: Vec<usize>,

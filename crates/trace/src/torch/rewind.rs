@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{
-    Action, RecordedSettings, Segment, SegmentKind, SnapshotBlock, SnapshotBlockState, StackId, TraceEntry,
+    Action, DEFAULT_POOL, PoolKey, RecordedSettings, Segment, SegmentKind, SnapshotBlock, SnapshotBlockState, StackId, TraceEntry,
     parse::kind_by_size,
 };
 use oomph_base::{Address, BlockView, Layout, Progress, SegmentView, StreamId};
@@ -30,6 +30,15 @@ impl InitialMemory {
             self.segments.iter().flat_map(|segment| segment.blocks.iter().map(|block| (block, segment.stream)));
         let astray = self.astray.iter().map(|(block, stream)| (block, *stream));
         settled.filter(|(block, _)| block.state != SnapshotBlockState::Inactive).chain(astray)
+    }
+
+    /// The pools of the blocks of [`live`](InitialMemory::live), in the same order.
+    pub(crate) fn live_pools(&self) -> impl Iterator<Item = PoolKey> {
+        let settled = self.segments.iter().flat_map(|segment| {
+            let live = segment.blocks.iter().filter(|block| block.state != SnapshotBlockState::Inactive);
+            live.map(|_| segment.pool)
+        });
+        settled.chain(self.astray.iter().map(|_| DEFAULT_POOL))
     }
 
     /// The segments and their blocks, as allocators show them.

@@ -5,7 +5,10 @@
 
 use std::collections::HashMap;
 
-use super::{Action, Annotation, AnnotationEdge, Recording, RecordingGaps, SnapshotBlockState, StackId, TraceEntry};
+use super::{
+    Action, Annotation, AnnotationEdge, DEFAULT_POOL, PoolKey, PoolRelease, Recording, RecordingGaps,
+    SnapshotBlockState, StackId, TraceEntry,
+};
 use crate::{
     BEFORE_RECORDING, BlockSlot, MarkKind, TableFull, Trace, TraceBuilder, builder::add_failed_request,
     memory_budget::MemoryBudget,
@@ -28,15 +31,24 @@ pub(crate) fn to_trace(
     converter.add_initial_blocks();
     let entries = &recording.witnessed;
     let mut empty_caches = recording.empty_caches.iter().copied().peekable();
+    let pools = &recording.request_pools;
+    let (mut switches, mut releases) = (pools.switches.iter().peekable(), pools.releases.iter().peekable());
     for (index, entry) in progress.each("making the trace", entries).enumerate() {
         converter.pass_time_until(entry.time_us);
+        while let Some(release) = releases.next_if(|release| release.entry <= index) {
+            converter.release_pool(release);
+        }
         while empty_caches.next_if(|&before| before <= index).is_some() {
-            converter.builder.empty_cache();
+            converter.empty_cache();
+        }
+        while let Some((_, pool)) = switches.next_if(|(entry, _)| *entry <= index) {
+            converter.pool = *pool;
         }
         converter.add_entry(entry, entries.get(index + 1))?;
     }
     converter.pass_time_until(u64::MAX);
-    empty_caches.for_each(|_| converter.builder.empty_cache());
+    releases.for_each(|release| converter.release_pool(release));
+    empty_caches.for_each(|_| converter.empty_cache());
     Ok((converter.builder.finish(name), converter.gaps))
 }
 
@@ -56,6 +68,9 @@ struct TraceConverter<'a> {
     seen: HashMap<&'a str, u32>,
     /// A step that begins with the next request. The frees after an optimizer step still belong to that step.
     due_step: Option<u32>,
+    /// The pool of the requests that come, and the one that the trace uses now.
+    pool: PoolKey,
+    pool_in_use: PoolKey,
     now_us: u64,
     gaps: RecordingGaps,
 }
@@ -79,6 +94,8 @@ impl<'a> TraceConverter<'a> {
             annotations: recording.annotations.iter(),
             open: Vec::new(),
             seen: HashMap::new(),
+            pool: DEFAULT_POOL,
+            pool_in_use: DEFAULT_POOL,
             now_us: recording.witnessed.first().map_or(0, |entry| entry.time_us),
             gaps: RecordingGaps::default(),
         })
@@ -90,12 +107,13 @@ impl<'a> TraceConverter<'a> {
             return;
         }
         self.builder.mark(MarkKind::Phase, BEFORE_RECORDING, 0);
-        for (block, stream) in initial.live() {
+        for ((block, stream), pool) in initial.live().zip(initial.live_pools()) {
             if block.requested_size == 0 {
                 self.gaps.contradictions += 1;
                 continue;
             }
             let site = self.site(block.stack);
+            self.use_pool(pool);
             let slot = self.builder.alloc_at(block.requested_size, stream, TagId(0), site);
             match block.state {
                 SnapshotBlockState::PendingFree => self.builder.free(slot),
@@ -119,6 +137,7 @@ impl<'a> TraceConverter<'a> {
             Action::Alloc => {
                 self.streams.active(entry.stream);
                 let site = self.site(entry.stack);
+                self.use_pool(self.pool);
                 let slot = self.builder.alloc_at(entry.size, entry.stream, TagId(0), site);
                 if self.live.insert(address, slot).is_some() {
                     self.gaps.contradictions += 1;
@@ -138,6 +157,7 @@ impl<'a> TraceConverter<'a> {
             }
             Action::OutOfMemory => {
                 let site = self.recording.stacks.site(entry.stack);
+                self.use_pool(self.pool);
                 add_failed_request(&mut self.builder, entry.size, entry.stream, site.as_deref());
             }
             Action::FreeCompleted
@@ -155,6 +175,8 @@ impl<'a> TraceConverter<'a> {
     /// A free that was completed later: another stream used the block. The recording does not say which one.
     fn add_use(&mut self, slot: BlockSlot, own: StreamId) -> Result<(), TableFull> {
         self.gaps.held_back_frees += 1;
+        // While requests use a private pool, PyTorch's allocator forgets uses on other streams.
+        self.use_pool(DEFAULT_POOL);
         self.gaps.streams_guessed += u64::from(self.streams.seen != 2);
         let other = match self.streams.other_than(own) {
             Some(other) => other,
@@ -168,6 +190,24 @@ impl<'a> TraceConverter<'a> {
         };
         self.builder.use_on(slot, other);
         Ok(())
+    }
+
+    fn use_pool(&mut self, pool: PoolKey) {
+        if self.pool_in_use != pool {
+            self.pool_in_use = pool;
+            self.builder.use_pool(pool);
+        }
+    }
+
+    /// While requests use a private pool, PyTorch's allocator does not release memory of the default pool.
+    fn empty_cache(&mut self) {
+        self.use_pool(DEFAULT_POOL);
+        self.builder.empty_cache();
+    }
+
+    fn release_pool(&mut self, release: &PoolRelease) {
+        self.use_pool(DEFAULT_POOL);
+        self.builder.release_pool(release.pool, release.trims);
     }
 
     fn site(&mut self, stack: StackId) -> SiteId {

@@ -283,6 +283,7 @@ impl Strategy for Caching {
             Control::CaptureEnd => self.pools.capture(false),
             Control::PoolRetain { pool, use_on_oom } => self.pool_retain(pool, use_on_oom),
             Control::PoolRelease { pool } => self.pool_release(pool),
+            Control::PoolTrim { pool } => self.pool_trim(cx, pool),
             Control::StepBegins(_) => Ok(()),
         }
     }

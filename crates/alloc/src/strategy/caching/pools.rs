@@ -26,6 +26,8 @@ pub(super) struct CachingPool {
     pub(super) segments: u64,
     /// The pool was dropped; a new pool may take its index.
     vacant: bool,
+    /// It comes from an initial layout: its first user is counted already.
+    inherited: bool,
 }
 
 /// The small or the large side of a pool.
@@ -90,7 +92,7 @@ pub(super) struct PoolTable {
 impl PoolTable {
     pub(super) fn new(rules: &AllocatorRules) -> PoolTable {
         PoolTable {
-            pools: vec![CachingPool { key: (0, 0), users: 1, segments: 0, vacant: false }],
+            pools: vec![CachingPool { key: (0, 0), users: 1, segments: 0, vacant: false, inherited: false }],
             sides: vec![PoolSide::default(), PoolSide::default()],
             arenas: Vec::new(),
             vacant_arenas: Vec::new(),
@@ -252,10 +254,12 @@ impl PoolTable {
                 let reason = format!("pool {key:?} has been released and its memory has not yet gone back");
                 return Err(StrategyError::Refused(reason));
             }
-            pool.users += 1;
+            if !std::mem::take(&mut pool.inherited) {
+                pool.users += 1;
+            }
             return Ok(place);
         }
-        let pool = CachingPool { key, users: 1, segments: 0, vacant: false };
+        let pool = CachingPool { key, users: 1, segments: 0, vacant: false, inherited: false };
         Ok(match self.pools.iter().position(|pool| pool.vacant) {
             Some(place) => {
                 self.pools[place] = pool;
@@ -267,6 +271,18 @@ impl PoolTable {
                 (self.pools.len() - 1) as u32
             }
         })
+    }
+}
+
+impl PoolTable {
+    /// A pool of an initial layout, created if needed.
+    pub(super) fn inherit(&mut self, key: PoolKey) -> Result<u32, StrategyError> {
+        if let Some(place) = self.find(key) {
+            return Ok(place);
+        }
+        let place = self.retain(key)?;
+        self.pools[place as usize].inherited = true;
+        Ok(place)
     }
 }
 

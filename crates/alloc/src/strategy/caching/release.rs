@@ -1,7 +1,10 @@
 //! Releasing cached memory to the device: garbage collection, releasing for one request, emptying
 //! the cache.
 
-use super::{Caching, pools::DEFAULT_POOL};
+use super::{
+    Caching,
+    pools::{DEFAULT_POOL, PoolKey},
+};
 use crate::strategy::{
     Context, StrategyError, StrategyEvent,
     pooled::{MemoryPiece, PieceState},
@@ -134,12 +137,27 @@ impl Caching {
             self.release_side(cx, DEFAULT_POOL * 2 + 1)?;
             self.release_side(cx, DEFAULT_POOL * 2)?;
         }
-        for pool in self.pools.unused() {
-            self.release_side(cx, pool * 2)?;
-            self.release_side(cx, pool * 2 + 1)?;
-            self.drop_if_empty(cx, pool)?;
+        self.pools.unused().into_iter().try_for_each(|pool| self.release_pool(cx, pool))
+    }
+
+    /// Releases the cached memory of a pool without users (`emptyCache` with the number of the pool). PyTorch first waits
+    /// for the events of blocks of this pool, here for all.
+    pub(super) fn pool_trim(&mut self, cx: &mut Context<'_>, key: PoolKey) -> Result<(), StrategyError> {
+        let unused = self.pools.unused().into_iter();
+        let mut found = unused.filter(|&pool| self.pools.pools[pool as usize].key == key);
+        match found.next() {
+            Some(pool) => {
+                self.await_frees(cx)?;
+                self.release_pool(cx, pool)
+            }
+            None => Ok(()),
         }
-        Ok(())
+    }
+
+    fn release_pool(&mut self, cx: &mut Context<'_>, pool: u32) -> Result<(), StrategyError> {
+        self.release_side(cx, pool * 2)?;
+        self.release_side(cx, pool * 2 + 1)?;
+        self.drop_if_empty(cx, pool)
     }
 
     /// Lowers PyTorch's count of the segments in a private pool. PyTorch fails an assertion where

@@ -174,7 +174,7 @@ impl Caching {
     fn layout_arena(&mut self, segment: &SegmentView) -> Result<u32, StrategyError> {
         let pool = match segment.pool_id {
             (0, 0) => DEFAULT_POOL,
-            key => self.pools.find(key).map_or_else(|| self.pools.retain(key), Ok)?,
+            key => self.pools.inherit(key)?,
         };
         Ok(self.pools.arena(pool * 2 + u32::from(is_large(segment)), segment.stream))
     }
