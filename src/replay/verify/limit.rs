@@ -4,7 +4,7 @@
 //! because it begins at a share of the limit. The range is searched by verification: below it the model releases memory
 //! that PyTorch kept, above it the model keeps memory that PyTorch released.
 
-use super::{Counters, Divergence, Verdict, Verification, verify};
+use super::{Counters, Divergence, Verification, pools, settings_change, verify};
 use crate::{
     base::{MIB, MemoryLimit, NoProgress, Progress},
     device::DeviceProps,
@@ -16,6 +16,24 @@ use crate::{
 /// recording implies, if any.
 #[must_use]
 pub fn verify_with_limit(
+    recording: &Recording,
+    setup: &Setup<'_>,
+    counters: &Counters,
+    progress: &dyn Progress,
+) -> Verification {
+    let verification = verify_under_limit(recording, setup, counters, progress);
+    if verification.divergence().is_none() {
+        return verification;
+    }
+    let explained = settings_change::explain(recording, setup, counters, &verification, progress)
+        .or_else(|| pools::explain(recording, setup, counters, &verification, progress));
+    match explained {
+        Some(explained) => Verification { limit: verification.limit, ..explained },
+        None => verification,
+    }
+}
+
+fn verify_under_limit(
     recording: &Recording,
     setup: &Setup<'_>,
     counters: &Counters,
@@ -42,20 +60,12 @@ pub fn verify_with_limit(
 /// Whether something refused memory to the program, and the device was not full. Without a limit in the model, refused
 /// requests appear as refusals, and garbage collection as releases that the model does not make.
 fn is_limited(recording: &Recording, verification: &Verification) -> bool {
-    let collected = || collects(recording) && divergence(verification).is_some_and(of_releases);
+    let collected = || collects(recording) && verification.divergence().is_some_and(of_releases);
     recording.own_limit().is_some() || verification.refusals > 0 || collected()
 }
 
 fn collects(recording: &Recording) -> bool {
     recording.settings.in_force().is_ok_and(|settings| settings.garbage_collection_threshold > 0.0)
-}
-
-fn divergence(verification: &Verification) -> Option<&Divergence> {
-    match &verification.verdict {
-        Verdict::Exact => None,
-        Verdict::Partial { divergence, .. } => divergence.as_ref(),
-        Verdict::Diverged(divergence) => Some(divergence),
-    }
 }
 
 /// Whether the model and the recording differ in what they release.
@@ -203,7 +213,7 @@ impl LimitSearch<'_> {
         self.entries_left = self.entries_left.checked_sub(self.recording.witnessed.len())?;
         let setup = Setup { props: self.props, limit: Some(limit) };
         let verification = verify(self.recording, &setup, self.counters, &NoProgress);
-        let misfit = divergence(&verification).map(Misfit::of);
+        let misfit = verification.divergence().map(Misfit::of);
         Some(VerifiedLimit { verification, misfit })
     }
 

@@ -12,6 +12,7 @@ mod compare;
 mod limit;
 mod pending_frees;
 mod pools;
+mod settings_change;
 mod start;
 mod walk;
 
@@ -19,6 +20,7 @@ pub use companion::{Companion, CompanionError};
 pub use compare::{Divergence, LayoutPiece, ObservedAction};
 pub use limit::verify_with_limit;
 pub use pools::{InferredPools, PoolEvidence};
+pub use settings_change::SettingsPhase;
 pub use start::Beginning;
 
 use self::{
@@ -74,6 +76,20 @@ pub struct Verification {
     pub sizes_before: Vec<(Address, u64)>,
     /// The pools of its requests.
     pub pools: InferredPools,
+    /// The settings at the start and where the program changed them, if it did.
+    pub settings: Vec<SettingsPhase>,
+}
+
+impl Verification {
+    /// Where the model and the recording parted, if they did.
+    #[must_use]
+    pub fn divergence(&self) -> Option<&Divergence> {
+        match &self.verdict {
+            Verdict::Exact => None,
+            Verdict::Partial { divergence, .. } => divergence.as_ref(),
+            Verdict::Diverged(divergence) => Some(divergence),
+        }
+    }
 }
 
 /// How well the model agrees.
@@ -118,6 +134,32 @@ fn repetitions(entries: usize) -> usize {
 /// ```
 #[must_use]
 pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters, progress: &dyn Progress) -> Verification {
+    verify_assuming(recording, setup, counters, &Assumptions::of(recording), progress)
+}
+
+/// What verification takes for granted about a program.
+#[derive(Clone, Debug)]
+struct Assumptions {
+    /// The settings at the start, and where the program changed them. Without them, they are those of the recording.
+    settings: Vec<SettingsPhase>,
+    /// Memory that was released before the end may have been in a private pool.
+    private_pools: bool,
+}
+
+impl Assumptions {
+    /// What the recording contains.
+    fn of(recording: &Recording) -> Assumptions {
+        Assumptions { settings: Vec::new(), private_pools: recording.has_private_pools() }
+    }
+}
+
+fn verify_assuming(
+    recording: &Recording,
+    setup: &Setup<'_>,
+    counters: &Counters,
+    assumptions: &Assumptions,
+    progress: &dyn Progress,
+) -> Verification {
     let unknowable = |reason: String| Verification {
         verdict: Verdict::Partial { reasons: vec![reason], divergence: None },
         agreed: 0,
@@ -128,10 +170,12 @@ pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters, pro
         beginning: None,
         sizes_before: Vec::new(),
         pools: InferredPools::default(),
+        settings: Vec::new(),
     };
-    let settings = match recording.settings.in_force() {
-        Ok(settings) => settings,
-        Err(error) => return unknowable(format!("its settings are beyond the model: {error}")),
+    let (settings, changes) = match (&assumptions.settings[..], recording.settings.in_force()) {
+        ([first, changes @ ..], _) => (first.settings.clone(), changes),
+        ([], Ok(settings)) => (settings, &[][..]),
+        ([], Err(error)) => return unknowable(format!("its settings are beyond the model: {error}")),
     };
     if recording.witnessed.is_empty() {
         return unknowable("it has no entries: the history was off".to_owned());
@@ -153,7 +197,8 @@ pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters, pro
         let model = AllocatorModel::new(settings.clone(), setup, &recording.streams);
         let streams = recording.streams.len();
         let walk = model
-            .and_then(|model| RecordingWalk::new(&recording.witnessed, model, streams, &start, &guess, own_limit.is_some()));
+            .and_then(|model| RecordingWalk::new(&recording.witnessed, model, streams, &start, &guess, own_limit.is_some()))
+            .map(|walk| walk.with_changes(changes));
         let mut walk = match walk {
             Ok(walk) => walk,
             Err(error) if start.beginning().is_some() => return unknowable(format!("it began in the middle: {error}")),
@@ -163,7 +208,9 @@ pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters, pro
         let outcome = WalkOutcome::of(walk);
         match &result {
             Err(divergence) if rounds_left > 0 && start.mend(divergence, &outcome.caching) => {}
-            Err(divergence) if rounds_left > 0 && guess.mend(divergence) => start.take_pools(&guess),
+            Err(divergence) if rounds_left > 0 && assumptions.private_pools && guess.mend(divergence) => {
+                start.take_pools(&guess);
+            }
             _ => break (outcome, result),
         }
         rounds_left -= 1;
@@ -198,6 +245,7 @@ pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters, pro
         stats,
         beginning: start.beginning(),
         sizes_before: start.mended().collect(),
+        settings: assumptions.settings.clone(),
         pools: InferredPools { requests: RequestPools { releases: walk.pool_releases, ..pools.requests }, ..pools },
     }
 }

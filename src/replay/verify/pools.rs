@@ -8,9 +8,10 @@
 
 use std::collections::HashMap;
 
-use super::{Divergence, ObservedAction};
+use super::{Assumptions, Counters, Divergence, ObservedAction, Verdict, Verification, verify_assuming};
 use crate::{
-    base::Address,
+    base::{Address, Progress},
+    strategy::Setup,
     trace::torch::{Action, DEFAULT_POOL, MemoryLives, PoolKey, Recording, RequestPools},
 };
 
@@ -42,6 +43,9 @@ pub struct PoolEvidence {
 /// up from 1.
 pub(super) const UNRECORDED_POOL: u64 = u64::MAX;
 
+/// How many pools for one life alone may be assumed. Any recording can be explained by enough of them.
+const MOST_INVENTED: usize = 4;
+
 /// The assumed pools of a recording's memory.
 pub(super) struct PoolGuess<'a> {
     recording: &'a Recording,
@@ -53,6 +57,8 @@ pub(super) struct PoolGuess<'a> {
     moves: Vec<usize>,
     /// The private pools that the recording contains.
     recorded: Vec<PoolKey>,
+    /// How many pools for one life alone were assumed.
+    invented: usize,
     /// The last request of each private pool.
     last_use: HashMap<PoolKey, usize>,
 }
@@ -65,6 +71,7 @@ impl<'a> PoolGuess<'a> {
             pools: Vec::new(),
             moves: Vec::new(),
             recorded: Vec::new(),
+            invented: 0,
             last_use: HashMap::new(),
         };
         if recording.has_private_pools() {
@@ -193,7 +200,11 @@ impl<'a> PoolGuess<'a> {
             }
         }
         // The neighbours of a life change with the assumptions about them, so that its candidates may change places.
-        let next = candidates.into_iter().nth(self.moves[life] + 1);
+        let mut next = candidates.into_iter().nth(self.moves[life] + 1);
+        if next == Some(unrecorded[1]) {
+            self.invented += 1;
+            next = next.filter(|_| self.invented <= MOST_INVENTED);
+        }
         if let Some(pool) = next {
             self.moves[life] += 1;
             self.pools[life] = pool;
@@ -238,4 +249,21 @@ impl<'a> PoolGuess<'a> {
 
 fn is_release(action: Action) -> bool {
     matches!(action, Action::SegmentFree | Action::SegmentUnmap)
+}
+
+/// Explains a divergence by private pools that were released before the end, if that explains everything.
+pub(super) fn explain(
+    recording: &Recording,
+    setup: &Setup<'_>,
+    counters: &Counters,
+    diverged: &Verification,
+    progress: &dyn Progress,
+) -> Option<Verification> {
+    let assumptions = Assumptions::of(recording);
+    if assumptions.private_pools || !matches!(diverged.divergence(), Some(Divergence::Entries { .. })) {
+        return None;
+    }
+    let assumptions = Assumptions { private_pools: true, ..assumptions };
+    let explained = verify_assuming(recording, setup, counters, &assumptions, progress);
+    (explained.verdict == Verdict::Exact).then_some(explained)
 }

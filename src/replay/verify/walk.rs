@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 
 use super::{
-    Divergence, ObservedAction,
+    Divergence, ObservedAction, SettingsPhase,
     call::{CallEntries, CallReading},
     pending_frees::{PendingFrees, WaitStreams},
     pools::{PoolGuess, UNRECORDED_POOL},
@@ -47,6 +47,8 @@ pub(super) struct RecordingWalk<'a> {
     pools: &'a PoolGuess<'a>,
     /// Where the program gave up private pools.
     pool_releases: Vec<PoolRelease>,
+    /// Where the program changes settings from here on.
+    changes: &'a [SettingsPhase],
 }
 
 /// What is left of a walk.
@@ -110,6 +112,7 @@ impl<'a> RecordingWalk<'a> {
             by_unknown_limit,
             pools,
             pool_releases: Vec::new(),
+            changes: &[],
         };
         for (block, (was, stream)) in adopted.into_iter().zip(start.memory.live()) {
             if was.state == SnapshotBlockState::PendingFree {
@@ -119,6 +122,11 @@ impl<'a> RecordingWalk<'a> {
             }
         }
         Ok(walk)
+    }
+
+    /// The program changes its settings on the way.
+    pub(super) fn with_changes(self, changes: &'a [SettingsPhase]) -> RecordingWalk<'a> {
+        RecordingWalk { changes, ..self }
     }
 
     fn wait_from_the_start(&mut self, block: Block, stream: StreamId) -> Result<(), StrategyError> {
@@ -144,6 +152,10 @@ impl<'a> RecordingWalk<'a> {
         while self.at < place
             && let Some(entry) = self.entries.get(self.at)
         {
+            while let Some((change, later)) = self.changes.split_first().filter(|(change, _)| change.entry <= self.at) {
+                self.model.caching.configure(change.settings.clone());
+                self.changes = later;
+            }
             self.at = match entry.action {
                 Action::FreeRequested => self.free(entry)?,
                 Action::Snapshot | Action::Annotate | Action::Unknown => self.at + 1,

@@ -193,6 +193,12 @@ impl Caching {
         &self.settings
     }
 
+    /// Puts other settings of the same release into force. What is there stays as it is.
+    pub fn configure(&mut self, settings: AllocatorSettings) {
+        self.settings = settings;
+        self.rare = RareRules::of(&self.settings, self.limit);
+    }
+
     /// The rules of the release.
     fn rules(&self) -> &'static AllocatorRules {
         self.settings.release.rules()
@@ -263,8 +269,7 @@ impl Strategy for Caching {
                     let reason = "expandable_segments:True needs a device with virtual memory";
                     return Err(StrategyError::Refused(reason.to_owned()));
                 }
-                self.settings = settings;
-                self.rare = RareRules::of(&self.settings, self.limit);
+                self.configure(settings);
                 Ok(())
             }
             Control::Fraction(fraction) if (0.0..=1.0).contains(&fraction) => {
