@@ -90,7 +90,14 @@ impl TraceAuthor {
         let mut builder = TraceBuilder::new();
         let mut streams = vec![StreamId::DEFAULT];
         streams.extend((0..extra_streams).filter_map(|_| builder.new_stream().ok()));
-        TraceAuthor { builder, streams, device: Vec::new(), host: Vec::new(), recorded: Vec::new(), released: HashSet::new() }
+        TraceAuthor {
+            builder,
+            streams,
+            device: Vec::new(),
+            host: Vec::new(),
+            recorded: Vec::new(),
+            released: HashSet::new(),
+        }
     }
 
     fn take(&mut self, step: &RandomStep) {

@@ -197,7 +197,9 @@ fn verify_assuming(
         let model = AllocatorModel::new(settings.clone(), setup, &recording.streams);
         let streams = recording.streams.len();
         let walk = model
-            .and_then(|model| RecordingWalk::new(&recording.witnessed, model, streams, &start, &guess, own_limit.is_some()))
+            .and_then(|model| {
+                RecordingWalk::new(&recording.witnessed, model, streams, &start, &guess, own_limit.is_some())
+            })
             .map(|walk| walk.with_changes(changes));
         let mut walk = match walk {
             Ok(walk) => walk,

@@ -85,7 +85,8 @@ impl<'a> PoolGuess<'a> {
         self.pools = lives.lives.iter().map(|life| life.pool.unwrap_or(DEFAULT_POOL)).collect();
         self.moves = vec![0; lives.lives.len()];
         let in_lives = lives.lives.iter().filter_map(|life| life.pool);
-        self.recorded = in_lives.chain(self.recording.pools.iter().copied()).filter(|&pool| pool != DEFAULT_POOL).collect();
+        self.recorded =
+            in_lives.chain(self.recording.pools.iter().copied()).filter(|&pool| pool != DEFAULT_POOL).collect();
         self.recorded.sort_unstable();
         self.recorded.dedup();
         self.lives = Some(lives);
@@ -238,7 +239,8 @@ impl<'a> PoolGuess<'a> {
             evidence.private += usize::from(self.pool_of(index).is_some_and(|pool| pool != DEFAULT_POOL));
         }
         let before = lives.lives.iter().enumerate().filter(|(_, life)| life.created.is_none());
-        let segments = before.filter_map(|(place, life)| Some((Address(life.start), *self.pools.get(place)?))).collect();
+        let segments =
+            before.filter_map(|(place, life)| Some((Address(life.start), *self.pools.get(place)?))).collect();
         let requests = match self.lives {
             Some(_) => RequestPools::of(entries, |entry| self.pool_of(entry)),
             None => RequestPools::default(),

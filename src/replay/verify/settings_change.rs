@@ -2,12 +2,7 @@
 //! started with.
 
 use super::{Assumptions, Counters, Divergence, Verdict, Verification, verify_assuming};
-use crate::{
-    base::Progress,
-    pytorch::AllocatorSettings,
-    strategy::Setup,
-    trace::torch::Recording,
-};
+use crate::{base::Progress, pytorch::AllocatorSettings, strategy::Setup, trace::torch::Recording};
 
 /// Settings, and from where on they were in force.
 #[derive(Clone, Debug, PartialEq)]

@@ -199,9 +199,7 @@ impl LineParser {
             }
             OpKind::DeviceSync => (Op::DeviceSync, self.parse_fields(&mut words, NO_FIELDS)?),
             OpKind::EmptyCache => (Op::EmptyCache, self.parse_fields(&mut words, NO_FIELDS)?),
-            OpKind::UsePool => {
-                (Op::UsePool { pool: pool(&mut words)? }, self.parse_fields(&mut words, NO_FIELDS)?)
-            }
+            OpKind::UsePool => (Op::UsePool { pool: pool(&mut words)? }, self.parse_fields(&mut words, NO_FIELDS)?),
             OpKind::ReleasePool => {
                 let pool = pool(&mut words)?;
                 let fields = self.parse_fields(&mut words, RELEASE_FIELDS)?;

@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{
-    Action, DEFAULT_POOL, PoolKey, RecordedSettings, Segment, SegmentKind, SnapshotBlock, SnapshotBlockState, StackId, TraceEntry,
-    parse::kind_by_size,
+    Action, DEFAULT_POOL, PoolKey, RecordedSettings, Segment, SegmentKind, SnapshotBlock, SnapshotBlockState, StackId,
+    TraceEntry, parse::kind_by_size,
 };
 use oomph_base::{Address, BlockView, Layout, Progress, SegmentView, StreamId};
 use oomph_pytorch::{AllocatorSettings, LARGE_BUFFER, SMALL_SIZE};
