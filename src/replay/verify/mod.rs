@@ -221,6 +221,12 @@ fn verify_assuming(
     let mut reasons = reasons_for_doubt(recording);
     if result.is_err() {
         reasons.extend(doubts);
+        if guess.is_open() {
+            reasons.push(
+                "it uses private pools, and does not say which of its memory was in those released before the end"
+                    .to_owned(),
+            );
+        }
     }
     let collects = walk.caching.settings().garbage_collection_threshold > 0.0;
     if collects && setup.limit.is_none() && (own_limit.is_some() || result.is_err()) {
@@ -236,7 +242,7 @@ fn verify_assuming(
         result => Verdict::Partial { reasons, divergence: result.err() },
     };
     let stats = walk.caching.stats();
-    let pools = guess.settled();
+    let pools = guess.settled(&walk.request_pools);
     let passed_over = recording.empty_caches.iter().copied().filter(|&entry| entry < start.entry);
     Verification {
         verdict,

@@ -12,7 +12,7 @@ use super::{Assumptions, Counters, Divergence, ObservedAction, Verdict, Verifica
 use crate::{
     base::{Address, Progress},
     strategy::Setup,
-    trace::torch::{Action, DEFAULT_POOL, MemoryLives, PoolKey, Recording, RequestPools},
+    trace::torch::{Action, DEFAULT_POOL, MemoryLife, MemoryLives, PoolKey, Recording, RequestPools},
 };
 
 /// The pools of a recording, as far as they are known or were inferred.
@@ -45,6 +45,76 @@ pub(super) const UNRECORDED_POOL: u64 = u64::MAX;
 
 /// How many pools for one life alone may be assumed. Any recording can be explained by enough of them.
 const MOST_INVENTED: usize = 4;
+const MOST_INVENTED_BESIDE_RECORDED: usize = 64;
+
+/// What the allocator's decisions say about the pool of a life. As long as the model agrees, each of these is certain: which
+/// blocks are free does not depend on the assumptions.
+#[derive(Clone, Debug, Default)]
+struct PoolConstraints {
+    /// It is the default pool.
+    is_default: bool,
+    /// Pools that it is not.
+    excluded: Vec<PoolKey>,
+    /// Lives in another pool.
+    apart_from: Vec<usize>,
+}
+
+/// The requests of a life, as entries.
+#[derive(Clone, Debug, Default)]
+struct LifeRequests {
+    /// The requests of other lives before and after its first one.
+    beside: [Option<usize>; 2],
+    last: Option<usize>,
+}
+
+impl LifeRequests {
+    /// Of all lives of a recording.
+    fn of(lives: &MemoryLives, recording: &Recording) -> Vec<LifeRequests> {
+        let mut requests = vec![LifeRequests::default(); lives.lives.len()];
+        let mut before: Option<(usize, usize)> = None;
+        // Lives whose next request of another life has not come yet.
+        let mut waiting: Vec<usize> = Vec::new();
+        for (index, _) in recording.witnessed.iter().enumerate().filter(|(_, entry)| entry.action == Action::Alloc) {
+            let Some(life) = lives.of_entry(index) else { continue };
+            waiting.retain(|&other| {
+                if other != life {
+                    requests[other].beside[1] = Some(index);
+                }
+                other == life
+            });
+            if requests[life].last.is_none() {
+                requests[life].beside[0] = before.filter(|(_, other)| *other != life).map(|(index, _)| index);
+                waiting.push(life);
+            }
+            requests[life].last = Some(index);
+            before = Some((index, life));
+        }
+        requests
+    }
+}
+
+/// When a private pool is used and released: all requests come before the first release, because memory of a pool is
+/// released after the program has given it up.
+#[derive(Clone, Copy, Debug)]
+struct PoolTime {
+    last_request: Option<usize>,
+    first_release: usize,
+}
+
+impl PoolTime {
+    const EMPTY: PoolTime = PoolTime { last_request: None, first_release: usize::MAX };
+
+    fn with(self, other: PoolTime) -> PoolTime {
+        PoolTime {
+            last_request: self.last_request.max(other.last_request),
+            first_release: self.first_release.min(other.first_release),
+        }
+    }
+
+    fn is_possible(self) -> bool {
+        self.last_request.is_none_or(|last| last < self.first_release)
+    }
+}
 
 /// The assumed pools of a recording's memory.
 pub(super) struct PoolGuess<'a> {
@@ -53,12 +123,12 @@ pub(super) struct PoolGuess<'a> {
     lives: Option<MemoryLives>,
     /// The pool of each life.
     pools: Vec<PoolKey>,
-    /// How many pools were tried for each life before this one.
-    moves: Vec<usize>,
+    constraints: Vec<PoolConstraints>,
+    requests: Vec<LifeRequests>,
+    /// Lives from this size on may be released while their pool is in use (`max_split_size`).
+    oversize: u64,
     /// The private pools that the recording contains.
     recorded: Vec<PoolKey>,
-    /// How many pools for one life alone were assumed.
-    invented: usize,
     /// The last request of each private pool.
     last_use: HashMap<PoolKey, usize>,
 }
@@ -69,9 +139,10 @@ impl<'a> PoolGuess<'a> {
             recording,
             lives: None,
             pools: Vec::new(),
-            moves: Vec::new(),
+            constraints: Vec::new(),
+            requests: Vec::new(),
+            oversize: recording.settings.in_force().map_or(0, |settings| settings.max_split_size),
             recorded: Vec::new(),
-            invented: 0,
             last_use: HashMap::new(),
         };
         if recording.has_private_pools() {
@@ -82,15 +153,16 @@ impl<'a> PoolGuess<'a> {
 
     fn look_at_lives(&mut self) {
         let lives = self.recording.memory_lives();
+        self.constraints = vec![PoolConstraints::default(); lives.lives.len()];
         self.pools = lives.lives.iter().map(|life| life.pool.unwrap_or(DEFAULT_POOL)).collect();
-        self.moves = vec![0; lives.lives.len()];
         let in_lives = lives.lives.iter().filter_map(|life| life.pool);
-        self.recorded =
-            in_lives.chain(self.recording.pools.iter().copied()).filter(|&pool| pool != DEFAULT_POOL).collect();
+        let all = in_lives.chain(self.recording.pools.iter().copied());
+        self.recorded = all.filter(|&pool| pool != DEFAULT_POOL).collect();
         self.recorded.sort_unstable();
         self.recorded.dedup();
+        self.requests = LifeRequests::of(&lives, self.recording);
         self.lives = Some(lives);
-        self.note_last_uses();
+        self.assume();
     }
 
     fn note_last_uses(&mut self) {
@@ -102,6 +174,12 @@ impl<'a> PoolGuess<'a> {
     /// Whether any memory is assumed to be in a private pool.
     pub(super) fn has_private(&self) -> bool {
         !self.last_use.is_empty() || !self.recorded.is_empty()
+    }
+
+    /// Whether there is memory of unknown pool in a recording with private pools.
+    pub(super) fn is_open(&self) -> bool {
+        let lives = self.lives.iter().flat_map(|lives| &lives.lives);
+        self.has_private() && lives.into_iter().any(|life| life.pool.is_none())
     }
 
     /// The pool of the memory that an entry concerns, or of the request that failed there.
@@ -123,45 +201,129 @@ impl<'a> PoolGuess<'a> {
         pool != DEFAULT_POOL && self.last_use.get(&pool).is_none_or(|&last| last < entry)
     }
 
-    /// Changes the assumption that caused a divergence. Returns whether there was one to change.
+    /// Learns from a divergence. Returns whether there are other assumptions to try.
     pub(super) fn mend(&mut self, divergence: &Divergence) -> bool {
         let Divergence::Entries { entry, recorded, modelled, .. } = divergence else { return false };
         if self.lives.is_none() {
             self.look_at_lives();
         }
-        let changed = self.suspects(*entry, recorded, modelled).into_iter().filter(|&life| self.move_on(life)).count();
-        if changed > 0 {
-            self.note_last_uses();
-        }
-        changed > 0
+        self.learn(*entry, recorded, modelled) && self.assume()
     }
 
-    /// The lives whose assumed pool contradicts the recording. `recorded` and `modelled` are the actions from the first
-    /// difference on, which is at `entry`.
-    fn suspects(&self, entry: usize, recorded: &[ObservedAction], modelled: &[ObservedAction]) -> Vec<usize> {
-        let Some(lives) = &self.lives else { return Vec::new() };
-        let is_open = |&life: &usize| lives.lives[life].pool.is_none();
-        let released_by_pytorch: Vec<usize> = self.lives_of(entry, recorded.len(), is_release);
-        let modelled_releases = modelled.iter().filter(|seen| is_release(seen.action));
-        let released_by_model: Vec<usize> =
-            modelled_releases.filter_map(|seen| lives.at(entry, seen.address.0)).collect();
-        let kept: Vec<usize> =
-            released_by_model.iter().copied().filter(|life| !released_by_pytorch.contains(life)).collect();
+    /// Derives constraints. `recorded` and `modelled` are the actions from the first difference on, which is at `entry`.
+    fn learn(&mut self, entry: usize, recorded: &[ObservedAction], modelled: &[ObservedAction]) -> bool {
+        let Some(lives) = &self.lives else { return false };
+        let released = self.lives_of(entry, recorded.len(), is_release);
+        let by_model = modelled.iter().filter(|seen| is_release(seen.action));
+        let by_model: Vec<usize> = by_model.filter_map(|seen| lives.at(entry, seen.address.0)).collect();
+        let kept: Vec<usize> = by_model.into_iter().filter(|life| !released.contains(life)).collect();
         if recorded.first().is_some_and(|seen| is_release(seen.action)) || !kept.is_empty() {
-            // If PyTorch kept memory that is known to be the default pool's, it released a private pool.
-            if !kept.is_empty() && kept.iter().all(is_open) {
-                return kept;
-            }
-            return released_by_pytorch.into_iter().filter(is_open).collect();
+            return self.learn_from_release(entry, released, kept);
         }
         let requested = self.lives_of(entry, recorded.len(), |action| action == Action::Alloc);
-        let taken = modelled.iter().filter(|seen| seen.action == Action::Alloc);
-        let taken = taken.filter_map(|seen| lives.at(entry, seen.address.0));
+        // While requests use a private pool, no free completes.
+        if recorded.first().is_some_and(|seen| seen.action == Action::FreeCompleted) {
+            let private =
+                requested.into_iter().filter(|&life| self.is_changeable(life) && self.pools[life] != DEFAULT_POOL);
+            let private: Vec<usize> = private.collect();
+            private.iter().for_each(|&life| self.constraints[life].is_default = true);
+            return !private.is_empty();
+        }
         // The model took a block that PyTorch did not take: the two are in different pools.
-        let mut both: Vec<usize> = requested.into_iter().chain(taken).filter(is_open).collect();
-        both.sort_by_key(|&life| (self.moves[life], std::cmp::Reverse(self.private_neighbours(life).len())));
-        both.truncate(1);
-        both
+        let taken = modelled.iter().find(|seen| seen.action == Action::Alloc);
+        let taken = taken.and_then(|seen| lives.at(entry, seen.address.0));
+        match (requested.first(), taken) {
+            (Some(&requested), Some(taken)) if requested != taken => self.keep_apart(requested, taken),
+            (Some(&requested), None) => self.exclude(requested, self.pools[requested]),
+            _ => false,
+        }
+    }
+
+    /// PyTorch released the lives `released`, and kept `kept`, which the model released.
+    fn learn_from_release(&mut self, entry: usize, released: Vec<usize>, kept: Vec<usize>) -> bool {
+        // A pool that is used later cannot have been released.
+        let in_use = released.iter().copied().filter(|&life| self.is_in_use(life, entry));
+        // Nothing that is free in a pool is kept once the pool is given up.
+        let given_up = kept.iter().copied().filter(|&life| self.pools[life] != DEFAULT_POOL);
+        let wrong: Vec<usize> = in_use.chain(given_up).collect();
+        let excluded = wrong.into_iter().filter(|&life| self.exclude(life, self.pools[life])).count();
+        if excluded > 0 {
+            return true;
+        }
+        // The release of a pool spares nothing of it that is free.
+        let free = self.free_lives(entry);
+        let spared = free.into_iter().filter(|life| self.pools[*life] != DEFAULT_POOL && !released.contains(life));
+        let mut learnt = false;
+        for spared in spared.collect::<Vec<usize>>() {
+            let of_its_pool = released.iter().find(|&&life| self.pools[life] == self.pools[spared]);
+            learnt |= of_its_pool.is_some_and(|&life| self.keep_apart(life, spared));
+        }
+        if learnt {
+            return true;
+        }
+        let is_default = |&life: &usize| !self.is_changeable(life) && self.pools[life] == DEFAULT_POOL;
+        let whole_cache = released.iter().any(is_default);
+        let one_pool = kept.iter().any(is_default);
+        let open = |lives: &[usize]| lives.iter().filter(|&&life| self.is_changeable(life)).count();
+        // It released either all free memory of the default pool, or that of private pools.
+        let private = match (whole_cache, one_pool) {
+            (true, _) => kept,
+            (false, true) => released,
+            _ if !kept.is_empty() && open(&kept) <= open(&released) => kept,
+            _ => released,
+        };
+        // If nothing says more, the next pool is tried for what was released.
+        let excluded = |life: usize| if one_pool || whole_cache { DEFAULT_POOL } else { self.pools[life] };
+        let excluded: Vec<(usize, PoolKey)> = private.into_iter().map(|life| (life, excluded(life))).collect();
+        excluded.into_iter().filter(|&(life, pool)| self.exclude(life, pool)).count() > 0
+    }
+
+    /// The lives that exist right before an entry and hold no block. What existed before the recording is left out: its
+    /// blocks are not counted.
+    fn free_lives(&self, entry: usize) -> Vec<usize> {
+        let Some(lives) = &self.lives else { return Vec::new() };
+        let mut blocks = vec![0_u64; lives.lives.len()];
+        for (index, seen) in self.recording.witnessed.iter().enumerate().take(entry) {
+            let Some(life) = lives.of_entry(index) else { continue };
+            match seen.action {
+                Action::Alloc => blocks[life] += 1,
+                Action::FreeCompleted => blocks[life] = blocks[life].saturating_sub(1),
+                _ => {}
+            }
+        }
+        let exists = |life: &MemoryLife| {
+            life.created.is_some_and(|created| created < entry)
+                && life.released.is_none_or(|released| released >= entry)
+        };
+        let free =
+            lives.lives.iter().zip(blocks).enumerate().filter(|(_, (life, blocks))| exists(life) && *blocks == 0);
+        free.map(|(place, _)| place).collect()
+    }
+
+    fn is_in_use(&self, life: usize, entry: usize) -> bool {
+        self.pools[life] != DEFAULT_POOL && !self.is_over(self.pools[life], entry)
+    }
+
+    fn is_changeable(&self, life: usize) -> bool {
+        self.lives.as_ref().is_some_and(|lives| lives.lives[life].pool.is_none())
+    }
+
+    fn exclude(&mut self, life: usize, pool: PoolKey) -> bool {
+        let new = self.is_changeable(life) && !self.constraints[life].excluded.contains(&pool);
+        if new {
+            self.constraints[life].excluded.push(pool);
+        }
+        new
+    }
+
+    fn keep_apart(&mut self, one: usize, other: usize) -> bool {
+        let new = (self.is_changeable(one) || self.is_changeable(other))
+            && !self.constraints[one].apart_from.contains(&other);
+        if new {
+            self.constraints[one].apart_from.push(other);
+            self.constraints[other].apart_from.push(one);
+        }
+        new
     }
 
     /// The lives of the entries from one on that have an action.
@@ -175,46 +337,67 @@ impl<'a> PoolGuess<'a> {
         found
     }
 
-    /// The private pools of the requests before and after the first one of a life. A scope covers several requests.
-    fn private_neighbours(&self, life: usize) -> Vec<PoolKey> {
-        let Some(lives) = &self.lives else { return Vec::new() };
-        let entries = &self.recording.witnessed;
-        let created = lives.lives[life].created.unwrap_or(0);
-        let other = |&index: &usize| entries[index].action == Action::Alloc && lives.of_entry(index) != Some(life);
-        let before = (0..created).rev().find(other);
-        let after = (created..entries.len()).find(other);
-        let pools = [before, after].into_iter().flatten().filter_map(|index| self.pool_of(index));
-        let mut pools: Vec<PoolKey> = pools.filter(|&pool| pool != DEFAULT_POOL).collect();
-        pools.dedup();
-        pools
-    }
-
-    /// Assumes the next pool for a life, or returns false if all were tried: the default pool, those of the neighbouring
-    /// requests, all recorded ones, one that was released before the end, and one for this life alone.
-    fn move_on(&mut self, life: usize) -> bool {
-        let mut candidates = vec![DEFAULT_POOL];
-        let unrecorded = [(UNRECORDED_POOL, 0), (UNRECORDED_POOL, 1 + life as u64)];
-        let more = self.private_neighbours(life).into_iter().chain(self.recorded.iter().copied()).chain(unrecorded);
-        for pool in more {
-            if !candidates.contains(&pool) {
-                candidates.push(pool);
+    /// Gives each life of unknown pool the likeliest pool that its constraints allow. Returns false if too many pools would
+    /// have to be invented.
+    fn assume(&mut self) -> bool {
+        let mut invented = 0;
+        let mut times: HashMap<PoolKey, PoolTime> = HashMap::new();
+        for life in (0..self.pools.len()).filter(|&life| !self.is_changeable(life)) {
+            let time = times.entry(self.pools[life]).or_insert(PoolTime::EMPTY);
+            *time = time.with(self.time(life));
+        }
+        for life in 0..self.pools.len() {
+            if !self.is_changeable(life) {
+                continue;
             }
-        }
-        // The neighbours of a life change with the assumptions about them, so that its candidates may change places.
-        let mut next = candidates.into_iter().nth(self.moves[life] + 1);
-        if next == Some(unrecorded[1]) {
-            self.invented += 1;
-            next = next.filter(|_| self.invented <= MOST_INVENTED);
-        }
-        if let Some(pool) = next {
-            self.moves[life] += 1;
+            let constraints = &self.constraints[life];
+            let apart = constraints.apart_from.iter().filter(|&&other| other < life || !self.is_changeable(other));
+            let others: Vec<PoolKey> = apart.map(|&other| self.pools[other]).collect();
+            let time_in = |pool: &PoolKey| times.get(pool).copied().unwrap_or(PoolTime::EMPTY).with(self.time(life));
+            let allowed = |pool: &PoolKey| {
+                let in_time = *pool == DEFAULT_POOL || time_in(pool).is_possible();
+                in_time && !constraints.excluded.contains(pool) && !others.contains(pool)
+            };
+            let own = (UNRECORDED_POOL, 1 + life as u64);
+            let pool = match constraints.is_default {
+                true => DEFAULT_POOL,
+                false => self.candidates(life).into_iter().find(allowed).unwrap_or(own),
+            };
+            invented += usize::from(pool == own);
+            let time = time_in(&pool);
+            times.insert(pool, time);
             self.pools[life] = pool;
         }
-        next.is_some()
+        self.note_last_uses();
+        invented <= if self.recorded.is_empty() { MOST_INVENTED } else { MOST_INVENTED_BESIDE_RECORDED }
+    }
+
+    fn time(&self, life: usize) -> PoolTime {
+        let Some(lives) = &self.lives else { return PoolTime::EMPTY };
+        let MemoryLife { start, end, released, .. } = lives.lives[life];
+        let released = released.filter(|_| end - start < self.oversize);
+        PoolTime { last_request: self.requests[life].last, first_release: released.unwrap_or(usize::MAX) }
+    }
+
+    /// The pools that a life may have, the likeliest first. A scope covers several requests, so the pools of the requests
+    /// before and after count most; then the default pool, the recorded ones, and one that was released before the end.
+    fn candidates(&self, life: usize) -> Vec<PoolKey> {
+        let beside = self.requests[life].beside.map(|request| request.and_then(|request| self.pool_of(request)));
+        let both = beside[0].filter(|_| beside[0] == beside[1]);
+        let beside = beside.into_iter().flatten().filter(|&pool| pool != DEFAULT_POOL);
+        let more = beside.chain(self.recorded.iter().copied()).chain([(UNRECORDED_POOL, 0)]);
+        both.into_iter().chain([DEFAULT_POOL]).chain(more).collect()
+    }
+
+    /// Whether the default pool is excluded for a life.
+    fn is_proven_private(&self, life: Option<usize>) -> bool {
+        let Some(constraints) = life.and_then(|life| self.constraints.get(life)) else { return false };
+        let is_default = |&other: &usize| !self.is_changeable(other) && self.pools[other] == DEFAULT_POOL;
+        constraints.excluded.contains(&DEFAULT_POOL) || constraints.apart_from.iter().any(is_default)
     }
 
     /// The pools as they were assumed in the end.
-    pub(super) fn settled(&self) -> InferredPools {
+    pub(super) fn settled(&self, failed: &[(usize, PoolKey)]) -> InferredPools {
         let entries = &self.recording.witnessed;
         let needs_lives = self.lives.is_none() && entries.iter().any(|entry| is_release(entry.action));
         let found;
@@ -229,11 +412,11 @@ impl<'a> PoolGuess<'a> {
         for (index, entry) in entries.iter().enumerate().filter(|(_, entry)| entry.action == Action::Alloc) {
             let life = lives.of_entry(index);
             let is_recorded = entry.pool.is_some() || life.is_none_or(|life| lives.lives[life].pool.is_some());
-            let moved = life.and_then(|life| self.moves.get(life)).is_some_and(|&moves| moves > 0);
-            match (is_recorded, moved) {
+            let is_private = life.and_then(|life| self.pools.get(life)).is_some_and(|&pool| pool != DEFAULT_POOL);
+            match (is_recorded, is_private) {
                 (true, _) => evidence.known += 1,
                 // With several private pools it is not known which one it was.
-                (false, true) if self.recorded.len() == 1 => evidence.inferred += 1,
+                (false, true) if self.recorded.len() == 1 && self.is_proven_private(life) => evidence.inferred += 1,
                 (false, _) => evidence.either += 1,
             }
             evidence.private += usize::from(self.pool_of(index).is_some_and(|pool| pool != DEFAULT_POOL));
@@ -242,14 +425,18 @@ impl<'a> PoolGuess<'a> {
         let segments =
             before.filter_map(|(place, life)| Some((Address(life.start), *self.pools.get(place)?))).collect();
         let requests = match self.lives {
-            Some(_) => RequestPools::of(entries, |entry| self.pool_of(entry)),
+            Some(_) => RequestPools::of(entries, |entry| {
+                let failed =
+                    failed.binary_search_by_key(&entry, |(failed, _)| *failed).ok().map(|place| failed[place].1);
+                self.pool_of(entry).or(failed)
+            }),
             None => RequestPools::default(),
         };
         InferredPools { requests, segments, evidence }
     }
 }
 
-fn is_release(action: Action) -> bool {
+pub(super) fn is_release(action: Action) -> bool {
     matches!(action, Action::SegmentFree | Action::SegmentUnmap)
 }
 

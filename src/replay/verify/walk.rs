@@ -8,7 +8,7 @@ use super::{
     Divergence, ObservedAction, SettingsPhase,
     call::{CallEntries, CallReading},
     pending_frees::{PendingFrees, WaitStreams},
-    pools::{PoolGuess, UNRECORDED_POOL},
+    pools::{PoolGuess, UNRECORDED_POOL, is_release},
     start::{StartState, range_start},
 };
 use crate::{
@@ -20,8 +20,8 @@ use crate::{
     pytorch::{AllocatorSettings, SMALL_SIZE},
     replay::PoolScopes,
     strategy::{
-        Attempt, Block, Caller, Context, Freed, Layout, Request, Setup, Strategy, StrategyError, StrategyEvent,
-        caching::Caching,
+        Attempt, Block, Caller, Context, Control, Freed, Layout, Request, Setup, Strategy, StrategyError,
+        StrategyEvent, caching::Caching,
     },
     trace::torch::{Action, DEFAULT_POOL, PoolKey, PoolRelease, SnapshotBlockState, TraceEntry},
 };
@@ -47,6 +47,8 @@ pub(super) struct RecordingWalk<'a> {
     pools: &'a PoolGuess<'a>,
     /// Where the program gave up private pools.
     pool_releases: Vec<PoolRelease>,
+    /// Failed requests that used a private pool.
+    request_pools: Vec<(usize, PoolKey)>,
     /// Where the program changes settings from here on.
     changes: &'a [SettingsPhase],
 }
@@ -58,12 +60,13 @@ pub(super) struct WalkOutcome {
     pub(super) empty_caches: Vec<usize>,
     pub(super) refusals: usize,
     pub(super) pool_releases: Vec<PoolRelease>,
+    pub(super) request_pools: Vec<(usize, PoolKey)>,
 }
 
 impl WalkOutcome {
     pub(super) fn of(walk: RecordingWalk<'_>) -> WalkOutcome {
-        let RecordingWalk { model, at, empty_caches, refusals, pool_releases, .. } = walk;
-        WalkOutcome { caching: model.caching, at, empty_caches, refusals, pool_releases }
+        let RecordingWalk { model, at, empty_caches, refusals, pool_releases, request_pools, .. } = walk;
+        WalkOutcome { caching: model.caching, at, empty_caches, refusals, pool_releases, request_pools }
     }
 }
 
@@ -71,6 +74,9 @@ impl WalkOutcome {
 const UNRECORDED_RANGES: u64 = 1 << 48;
 /// More than the memory of a device and an eighth, which is the size of a range.
 const UNRECORDED_RANGE_BYTES: u64 = 1 << 42;
+
+/// The pool of a scope in which no request succeeded.
+const UNKNOWN_SCOPE: PoolKey = (UNRECORDED_POOL, u64::MAX);
 
 const TOO_FEW_LANES: &str = "more frees wait for streams than there are streams";
 
@@ -112,6 +118,7 @@ impl<'a> RecordingWalk<'a> {
             by_unknown_limit,
             pools,
             pool_releases: Vec::new(),
+            request_pools: Vec::new(),
             changes: &[],
         };
         for (block, (was, stream)) in adopted.into_iter().zip(start.memory.live()) {
@@ -213,38 +220,55 @@ impl<'a> RecordingWalk<'a> {
     /// A request with the actions that it caused, or a call of `empty_cache`. Returns where the next call starts.
     fn call(&mut self) -> Result<usize, Divergence> {
         let next = self.call_entries.read(self.entries, self.at);
-        if let Some(next) = self.trim_of_pool() {
+        if self.pools.has_private()
+            && let Some(next) = self.release_of_pool()
+        {
             return Ok(next);
         }
         match self.call_entries.request {
-            None => self.empty_cache()?,
+            None => return self.empty_cache(next),
             Some(_) if self.call_entries.is_plain() => self.plain_request()?,
             Some(_) => self.request()?,
         }
         if self.call_entries.seen.iter().any(|seen| seen.action == Action::FreeCompleted) {
-            self.lanes.next_group().for_each(|lane| self.model.set_idle(lane));
-            self.lanes.vacate_next_group();
+            self.complete_group();
         }
         Ok(next)
     }
 
-    /// The deletion of a `MemPool` explains the first actions. Returns where the next call starts.
-    fn trim_of_pool(&mut self) -> Option<usize> {
-        let first = self.call_entries.seen.first()?.address;
-        // A captured graph gives its pool up without releasing memory.
-        let is_mem_pool = |&(number, _): &PoolKey| number == 0 || number == UNRECORDED_POOL;
-        let pool = self.released_pools().into_iter().find(is_mem_pool)?;
-        if self.pools.pool_at(self.at, first) != pool {
+    /// The first actions are the release of a private pool: a `MemPool` was deleted, or `empty_cache` was called during a
+    /// capture, which releases only pools that were given up. Returns where the next call starts.
+    fn release_of_pool(&mut self) -> Option<usize> {
+        let first = self.call_entries.seen.first().filter(|seen| is_release(seen.action))?;
+        let pool = self.pools.pool_at(self.at, first.address);
+        let over = self.released_pools();
+        if pool == DEFAULT_POOL {
             return None;
         }
         let mut trial = self.model.clone();
-        trial.trim_pool(pool, &mut self.actions);
+        trial.trim_pool(pool, over.contains(&pool), &mut self.actions);
+        if let Some(next) = self.explained_part() {
+            self.model = trial;
+            if over.contains(&pool) {
+                self.pool_releases.push(PoolRelease { entry: self.at, pool, trims: true });
+            }
+            return Some(next);
+        }
+        let mut trial = self.model.clone();
+        trial.give_up(&over);
+        trial.empty_cache_in_scope(&mut self.actions);
+        let next = self.explained_part()?;
+        self.model = trial;
+        self.note_given_up(&over, true);
+        Some(next)
+    }
+
+    /// Where the next call starts, if the model's actions are the first ones of the call, or all.
+    fn explained_part(&self) -> Option<usize> {
         let explained = self.actions.seen.len();
         if explained == 0 || self.call_entries.seen.get(..explained) != Some(&self.actions.seen[..]) {
             return None;
         }
-        self.model = trial;
-        self.pool_releases.push(PoolRelease { entry: self.at, pool, trims: true });
         let known = self.entries.iter().enumerate().skip(self.at).filter(|(_, entry)| entry.action != Action::Unknown);
         known.map(|(index, _)| index + 1).nth(explained - 1)
     }
@@ -257,7 +281,7 @@ impl<'a> RecordingWalk<'a> {
             return pools;
         }
         let seen = self.call_entries.seen.iter();
-        for seen in seen.filter(|seen| matches!(seen.action, Action::SegmentFree | Action::SegmentUnmap)) {
+        for seen in seen.filter(|seen| is_release(seen.action)) {
             let pool = self.pools.pool_at(self.at, seen.address);
             let is_given_up = self.pool_releases.iter().any(|release| release.pool == pool);
             if self.pools.is_over(pool, self.at) && !is_given_up && !pools.contains(&pool) {
@@ -267,33 +291,67 @@ impl<'a> RecordingWalk<'a> {
         pools
     }
 
-    fn note_given_up(&mut self, pools: &[PoolKey]) {
-        let releases = pools.iter().map(|&pool| PoolRelease { entry: self.at, pool, trims: false });
+    fn note_given_up(&mut self, pools: &[PoolKey], trims: bool) {
+        let releases = pools.iter().map(|&pool| PoolRelease { entry: self.at, pool, trims });
         self.pool_releases.extend(releases);
     }
 
-    /// The pools that the request of the call may use.
+    /// The pools that the request of the call may use. The entry of a request that failed has no address: it may have been
+    /// in the scope of the request before or after, or in one without another request.
     fn request_pools(&self) -> Vec<PoolKey> {
         let recorded = self.call_entries.request.and_then(|request| self.pools.pool_of(request));
-        match recorded {
-            Some(pool) => vec![pool],
-            // The entry of a request that failed has no address.
-            None if self.model.scopes.current() == DEFAULT_POOL => vec![DEFAULT_POOL],
-            None => vec![DEFAULT_POOL, self.model.scopes.current()],
+        if let Some(pool) = recorded {
+            return vec![pool];
         }
+        let mut pools = vec![DEFAULT_POOL];
+        if self.pools.has_private() {
+            let is_request = |&index: &usize| self.entries[index].action == Action::Alloc;
+            let before = (0..self.at).rev().find(is_request);
+            let after = (self.at..self.entries.len()).find(is_request);
+            let near = [before, after].into_iter().flatten().filter_map(|index| self.pools.pool_of(index));
+            for pool in near.chain([UNKNOWN_SCOPE]) {
+                let is_given_up = self.pool_releases.iter().any(|release| release.pool == pool);
+                if !pools.contains(&pool) && !is_given_up {
+                    pools.push(pool);
+                }
+            }
+        }
+        pools
     }
 
-    /// Only a call of `empty_cache` explains the actions.
-    fn empty_cache(&mut self) -> Result<(), Divergence> {
+    /// Only a call of `empty_cache` explains the actions. Returns where the next call starts: if private pools are
+    /// released too, the actions may be those of several calls.
+    fn empty_cache(&mut self, next: usize) -> Result<usize, Divergence> {
         let given_up = self.released_pools();
-        self.model.give_up(&given_up);
-        self.note_given_up(&given_up);
-        self.model.empty_cache(&mut self.actions);
-        if self.actions.seen != self.call_entries.seen {
-            return Err(self.diverges(CallReading { empty_cache: true, polled: 0, refusals: 0 }));
+        let readings = if given_up.is_empty() { vec![&[][..]] } else { vec![&given_up[..], &[]] };
+        let before = self.pools.has_private().then(|| self.model.clone());
+        for given_up in readings {
+            if let Some(before) = &before {
+                self.model = before.clone();
+            }
+            self.model.give_up(given_up);
+            self.model.empty_cache(&mut self.actions);
+            let explained = if self.actions.seen == self.call_entries.seen {
+                Some(next)
+            } else {
+                self.explained_part().filter(|_| before.is_some())
+            };
+            if let Some(next) = explained {
+                self.note_given_up(given_up, false);
+                self.empty_caches.push(self.at);
+                if self.call_entries.seen.iter().any(|seen| seen.action == Action::FreeCompleted) {
+                    self.complete_group();
+                }
+                return Ok(next);
+            }
         }
-        self.empty_caches.push(self.at);
-        Ok(())
+        Err(self.diverges(CallReading { empty_cache: true, polled: 0, refusals: 0 }))
+    }
+
+    /// The frees that the call completes no longer wait.
+    fn complete_group(&mut self) {
+        self.lanes.next_group().for_each(|lane| self.model.set_idle(lane));
+        self.lanes.vacate_next_group();
     }
 
     /// Only one reading is possible, so no copy of the model is needed.
@@ -328,7 +386,10 @@ impl<'a> RecordingWalk<'a> {
             if self.actions.seen == self.call_entries.seen {
                 self.model = trial;
                 self.refusals += reading.refusals;
-                self.note_given_up(given_up);
+                self.note_given_up(given_up, false);
+                if let (Some(request), true) = (self.call_entries.request, pool != DEFAULT_POOL) {
+                    self.request_pools.push((request, pool));
+                }
                 if reading.empty_cache {
                     self.empty_caches.push(self.at);
                 }
@@ -556,11 +617,24 @@ impl AllocatorModel {
         }
     }
 
-    /// The program deletes a `MemPool`.
-    fn trim_pool(&mut self, pool: PoolKey, actions: &mut ModelActions) {
+    /// The program deletes a `MemPool`, or releases the memory of one that it gave up before.
+    fn trim_pool(&mut self, pool: PoolKey, gives_up: bool, actions: &mut ModelActions) {
         actions.clear();
         let mut cx = Context { device: &mut self.device, sink: &mut actions.events };
-        let result = self.scopes.release(&mut self.caching, &mut cx, pool, true);
+        let result = match gives_up {
+            true => self.scopes.release(&mut self.caching, &mut cx, pool, true),
+            false => self.caching.control(&mut cx, &Control::PoolTrim { pool }),
+        };
+        actions.take_events();
+        actions.complaint = result.err().map(|error| error.to_string());
+    }
+
+    /// The program calls `empty_cache` during a capture.
+    fn empty_cache_in_scope(&mut self, actions: &mut ModelActions) {
+        actions.clear();
+        let opened = self.use_pool(UNKNOWN_SCOPE);
+        let mut cx = Context { device: &mut self.device, sink: &mut actions.events };
+        let result = opened.and_then(|()| self.caching.trim(&mut cx));
         actions.take_events();
         actions.complaint = result.err().map(|error| error.to_string());
     }

@@ -141,13 +141,16 @@ impl Caching {
     }
 
     /// Releases the cached memory of a pool without users (`emptyCache` with the number of the pool). PyTorch first waits
-    /// for the events of blocks of this pool, here for all.
+    /// for the events of blocks of this pool; here, if there are any, for all.
     pub(super) fn pool_trim(&mut self, cx: &mut Context<'_>, key: PoolKey) -> Result<(), StrategyError> {
         let unused = self.pools.unused().into_iter();
         let mut found = unused.filter(|&pool| self.pools.pools[pool as usize].key == key);
         match found.next() {
             Some(pool) => {
-                self.await_frees(cx)?;
+                let of_pool = |block: &MemoryPiece| self.pools.arenas[block.arena()].pool() == pool;
+                if self.blocks.iter().any(|(_, block)| block.state == PieceState::Pending && of_pool(block)) {
+                    self.await_frees(cx)?;
+                }
                 self.release_pool(cx, pool)
             }
             None => Ok(()),
