@@ -16,7 +16,9 @@ use super::{
 use crate::{
     base::{Bytes, MemoryLimit, Progress, parallel_map},
     device::DeviceProps,
-    replay::verify::{Beginning, Companion, Divergence, Verdict, Verification, verify_with_limit},
+    replay::verify::{
+        Beginning, Companion, Divergence, PoolEvidence, SettingsPhase, Verdict, Verification, verify_with_limit,
+    },
     report::{self, Medium, Render, ReportError},
     strategy::Setup,
     suite,
@@ -121,8 +123,43 @@ pub(super) struct VerifyRow {
     peak_allocated_bytes: u64,
     peak_reserved_bytes: u64,
     limit_bytes: Option<u64>,
+    /// How the pools of requests are known.
+    pools: PoolEvidence,
+    /// Where the program changed settings, as far as that was inferred.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    settings_changes: Vec<SettingsChange>,
     /// The limit under which the program ran, if the recording implies one.
     own_limit: Option<RecordedLimit>,
+}
+
+/// The program changed its settings.
+#[derive(Clone, Debug, Serialize)]
+struct SettingsChange {
+    /// The first entry under the new ones.
+    entry: usize,
+    change: String,
+}
+
+impl SettingsChange {
+    fn all(phases: &[SettingsPhase]) -> Vec<SettingsChange> {
+        let changes = phases
+            .windows(2)
+            .map(|pair| SettingsChange { entry: pair[1].entry, change: pair[1].change_from(&pair[0].settings) });
+        changes.collect()
+    }
+}
+
+fn pools_in_words(pools: &PoolEvidence) -> Vec<String> {
+    let PoolEvidence { private, inferred, either, .. } = *pools;
+    let mut words = Vec::new();
+    if private > 0 {
+        let how = if inferred > 0 { format!(" ({inferred} inferred)") } else { String::new() };
+        words.push(format!("{private} requests in private pools{how}"));
+    }
+    if either > 0 {
+        words.push(format!("{either} requests in the default pool or a private one: their memory was released"));
+    }
+    words
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -180,6 +217,8 @@ impl VerifyRow {
             peak_allocated_bytes: verification.stats.peak.allocated,
             peak_reserved_bytes: verification.stats.peak.reserved,
             limit_bytes,
+            pools: verification.pools.evidence,
+            settings_changes: SettingsChange::all(&verification.settings),
             own_limit: verification.limit.filter(|limit| limit.inferred),
         }
     }
@@ -279,6 +318,9 @@ struct VerifyColumns {
     blocks_before: Option<usize>,
     segments_before: Option<usize>,
     entries_passed_over: Option<usize>,
+    private_pool_requests: Option<usize>,
+    either_pool_requests: Option<usize>,
+    settings_changes: Option<usize>,
 }
 
 impl VerifyColumns {
@@ -308,6 +350,9 @@ impl VerifyColumns {
             blocks_before: row.beginning.map(|before| before.blocks),
             segments_before: row.beginning.map(|before| before.segments),
             entries_passed_over: row.beginning.map(|before| before.entries_passed_over),
+            private_pool_requests: Some(row.pools.private),
+            either_pool_requests: Some(row.pools.either),
+            settings_changes: Some(row.settings_changes.len()),
             ..columns
         }
     }
@@ -350,6 +395,11 @@ fn text(rows: &[VerifyRow]) -> String {
             ] {
                 parts.extend((number > 0).then(|| format!("{number} {what}")));
             }
+            parts.extend(pools_in_words(&row.pools));
+            let changes = row.settings_changes.iter();
+            parts.extend(
+                changes.map(|change| format!("settings changed before entry {}: {}", change.entry, change.change)),
+            );
         } else if row.result != VerifyResult::Failed {
             let passed_over = row.beginning.map_or(0, |before| before.entries_passed_over);
             parts.push(format!("{} of {} entries agree", row.entries_agreed, row.entries - passed_over));

@@ -126,6 +126,10 @@ impl Strategy for TinyStrategy {
         Ok(())
     }
 
+    fn serves_pools(&self) -> bool {
+        false
+    }
+
     fn resume_from(&mut self, _: &mut Context<'_>, _: &InitialLayout) -> Result<Option<Vec<Block>>, StrategyError> {
         Ok(None)
     }

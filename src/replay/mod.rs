@@ -25,7 +25,7 @@ use crate::{
     plugin,
     strategy::{
         Block, Context, EventSink, Freed, Outcome, Request, Setup, Shortage, Silent, SpecError, Stats, Strategy,
-        StrategyError, StrategySpec,
+        StrategyError, StrategySpec, wrap::PoolArenas,
     },
     trace::{Event, LabelId, Source, Tables, TraceError},
 };
@@ -128,7 +128,16 @@ impl<'a> Replay<'a> {
         let limit = plugin::cap(&self.strategy, self.limit.or_else(|| default_limit(&*device)));
         let device = capped(device, limit);
         let told = self.limit.filter(|_| self.enforcer == LimitEnforcer::Allocator);
-        let strategy = plugin::build(&self.strategy, &Setup { props: device.props(), limit: told })?;
+        let mut strategy = plugin::build(&self.strategy, &Setup { props: device.props(), limit: told })?;
+        // Two instances of a plugin share the library's state, so that a plugin has no pools.
+        if !strategy.serves_pools() && !plugin::is_plugin(&self.strategy) && self.source.uses_pools()? {
+            let (spec, props) = (self.strategy.clone(), device.props().clone());
+            let build = move || {
+                let built = spec.build(&Setup { props: &props, limit: told });
+                built.map_err(|error| StrategyError::Refused(error.to_string()))
+            };
+            strategy = Box::new(PoolArenas::new(strategy, Box::new(build)));
+        }
         Ok(OpenedAllocator { strategy, device, limit })
     }
 

@@ -81,6 +81,10 @@ impl Source for StoppableSource<'_> {
         self.source.initial_layout()
     }
 
+    fn uses_pools(&self) -> Result<bool, TraceError> {
+        self.source.uses_pools()
+    }
+
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {
         Ok(Box::new(StoppableReader { reader: self.source.open()?, source: self }))
     }

@@ -305,16 +305,23 @@ impl Source for LazyTraceFile {
         self.content().ok()?.initial_layout()
     }
 
+    fn uses_pools(&self) -> Result<bool, TraceError> {
+        self.source()?.uses_pools()
+    }
+
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {
-        match self.content() {
-            Ok(source) => source.open(),
-            Err(reason) => {
-                let path = self.origin.path();
-                // Most errors begin with the path, which this error adds.
-                let reason = reason.strip_prefix(&format!("{}: ", path.display())).unwrap_or(reason).to_owned();
-                Err(TraceError::Format { path, reason })
-            }
-        }
+        self.source()?.open()
+    }
+}
+
+impl LazyTraceFile {
+    fn source(&self) -> Result<&dyn Source, TraceError> {
+        self.content().map_err(|reason| {
+            let path = self.origin.path();
+            // Most errors begin with the path, which this error adds.
+            let reason = reason.strip_prefix(&format!("{}: ", path.display())).unwrap_or(reason).to_owned();
+            TraceError::Format { path, reason }
+        })
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use crate::{Event, InitialLayout, Tables};
+use crate::{Event, InitialLayout, Op, Tables};
 use oomph_base::{Progress, escaped};
 
 /// How many events a chunk holds at most: 128 KiB, so that it stays in the second-level cache.
@@ -27,6 +27,12 @@ pub trait Source: Send + Sync {
     /// memory is known. Such a trace first requests the blocks that are live in it, in its order.
     fn initial_layout(&self) -> Option<InitialLayout> {
         None
+    }
+
+    /// Whether requests use private pools ([`Op::UsePool`](crate::Op::UsePool)). Reads the events, unless it is known
+    /// without.
+    fn uses_pools(&self) -> Result<bool, TraceError> {
+        Ok(false)
     }
 
     /// Opens a reader at the first event.
@@ -97,6 +103,10 @@ impl Trace {
 impl Source for Trace {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn uses_pools(&self) -> Result<bool, TraceError> {
+        Ok(self.events.iter().any(|event| matches!(event.op, Op::UsePool { .. })))
     }
 
     fn events(&self) -> Option<u64> {
@@ -243,6 +253,10 @@ where
 
     fn initial_layout(&self) -> Option<InitialLayout> {
         self.source.initial_layout()
+    }
+
+    fn uses_pools(&self) -> Result<bool, TraceError> {
+        self.source.uses_pools()
     }
 
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {

@@ -2,7 +2,12 @@
 //! started with.
 
 use super::{Assumptions, Counters, Divergence, Verdict, Verification, verify_assuming};
-use crate::{base::Progress, pytorch::AllocatorSettings, strategy::Setup, trace::torch::Recording};
+use crate::{
+    base::{MIB, Progress},
+    pytorch::{AllocatorSettings, UNLIMITED},
+    strategy::Setup,
+    trace::torch::Recording,
+};
 
 /// Settings, and from where on they were in force.
 #[derive(Clone, Debug, PartialEq)]
@@ -11,6 +16,32 @@ pub struct SettingsPhase {
     pub entry: usize,
     /// The settings.
     pub settings: AllocatorSettings,
+}
+
+impl SettingsPhase {
+    /// What is different from the settings before, as `name before -> after`.
+    #[must_use]
+    pub fn change_from(&self, before: &AllocatorSettings) -> String {
+        let after = &self.settings;
+        let mebibytes = |bytes: u64| if bytes == UNLIMITED { "none".to_owned() } else { (bytes / MIB).to_string() };
+        let all = [
+            ("max_split_size_mb", mebibytes(before.max_split_size), mebibytes(after.max_split_size)),
+            (
+                "garbage_collection_threshold",
+                before.garbage_collection_threshold.to_string(),
+                after.garbage_collection_threshold.to_string(),
+            ),
+            ("expandable_segments", before.expandable_segments.to_string(), after.expandable_segments.to_string()),
+            (
+                "roundup_power2_divisions",
+                format!("{:?}", before.roundup_power2_divisions),
+                format!("{:?}", after.roundup_power2_divisions),
+            ),
+        ];
+        let changed = all.into_iter().filter(|(_, before, after)| before != after);
+        let changed: Vec<String> = changed.map(|(name, before, after)| format!("{name} {before} -> {after}")).collect();
+        if changed.is_empty() { "other settings".to_owned() } else { changed.join(", ") }
+    }
 }
 
 /// Explains a divergence by settings that the program changed, if that explains everything: it started with others, and

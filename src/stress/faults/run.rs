@@ -250,6 +250,10 @@ impl Strategy for FaultedStrategy {
         self.inner.details()
     }
 
+    fn serves_pools(&self) -> bool {
+        self.inner.serves_pools()
+    }
+
     fn requires(&self) -> Capabilities {
         self.inner.requires()
     }

@@ -138,6 +138,10 @@ impl Strategy for PagedAllocator {
         Ok(())
     }
 
+    fn serves_pools(&self) -> bool {
+        false
+    }
+
     fn resume_from(&mut self, _: &mut Context<'_>, _: &InitialLayout) -> Result<Option<Vec<Block>>, StrategyError> {
         Ok(None)
     }

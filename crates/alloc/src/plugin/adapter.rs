@@ -246,6 +246,10 @@ impl Strategy for PluginStrategy {
         Ok(())
     }
 
+    fn serves_pools(&self) -> bool {
+        false
+    }
+
     fn control(&mut self, _: &mut Context<'_>, _: &Control<'_>) -> Result<(), StrategyError> {
         Ok(())
     }

@@ -282,6 +282,10 @@ impl Strategy for AsyncPool {
         self.blocks.note_use(block, stream, false)
     }
 
+    fn serves_pools(&self) -> bool {
+        false
+    }
+
     fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError> {
         if let (Control::StepBegins(_), Some(pool)) = (command, self.pool) {
             self.look(cx, pool.id)?;

@@ -302,6 +302,10 @@ impl Strategy for Flawed {
         Ok(())
     }
 
+    fn serves_pools(&self) -> bool {
+        false
+    }
+
     fn control(&mut self, _: &mut Context<'_>, _: &Control<'_>) -> Result<(), StrategyError> {
         Ok(())
     }

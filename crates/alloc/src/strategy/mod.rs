@@ -74,6 +74,10 @@ pub trait Strategy: Send {
     /// Settings, pools and steps. Strategies ignore commands that do not concern them.
     fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError>;
 
+    /// Optional ability: keeps the memory of private pools apart, as [`Control::PoolBegin`] demands. For a strategy without
+    /// it, [`PoolArenas`](wrap::PoolArenas) does so.
+    fn serves_pools(&self) -> bool;
+
     /// Optional ability: continues from a layout that another allocator left, and returns the
     /// blocks that are not free in it, in its order. Called at most once, before any request. A
     /// strategy that lacks the ability, or that would not have produced this layout, returns `None`
@@ -127,6 +131,10 @@ macro_rules! plain_state {
             _: &$crate::strategy::Control<'_>,
         ) -> Result<(), $crate::strategy::StrategyError> {
             Ok(())
+        }
+
+        fn serves_pools(&self) -> bool {
+            false
         }
 
         fn resume_from(

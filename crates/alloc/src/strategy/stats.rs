@@ -71,6 +71,32 @@ pub enum OffBooks {
 const _: () = assert!(size_of::<Stats>() <= 128, "larger counters are copied by a call, at every event");
 
 impl Stats {
+    /// Adds the counters of another part. Peaks are those of the sums that were seen.
+    pub(super) fn add(&mut self, part: &Stats) {
+        for (sum, value) in [
+            (&mut self.current.requested, part.current.requested),
+            (&mut self.current.allocated, part.current.allocated),
+            (&mut self.current.active, part.current.active),
+            (&mut self.current.reserved, part.current.reserved),
+            (&mut self.live_blocks, part.live_blocks),
+            (&mut self.segments, part.segments),
+            (&mut self.allocs, part.allocs),
+            (&mut self.frees, part.frees),
+            (&mut self.retries, part.retries),
+            (&mut self.ooms, part.ooms),
+        ] {
+            *sum += value;
+        }
+        keep_highest(&mut self.peak.requested, self.current.requested);
+        keep_highest(&mut self.peak.allocated, self.current.allocated);
+        keep_highest(&mut self.peak.active, self.current.active);
+        keep_highest(&mut self.peak.reserved, self.current.reserved);
+        keep_highest(&mut self.peak_segments, self.segments);
+        if part.off_books != OffBooks::Nothing {
+            self.off_books = part.off_books;
+        }
+    }
+
     /// A block of `size` bytes was handed out for a request of `requested`.
     #[inline]
     pub fn on_alloc(&mut self, requested: u64, size: u64) {

@@ -11,7 +11,9 @@
 //! alloc 1 1048576 stream=1 tag=1 site=1 +1200     # block 1, 1 MiB, 1.2 us after the previous event
 //! work 0 1 stream=1                               # shape 0 on block 1
 //! free 1 thread=0
-//! end 4
+//! use_pool 0 1                                    # requests use the private pool (0, 1); 0 0 is the default pool
+//! release_pool 0 1 trims=1                        # the pool is given up, and its free memory goes back at once
+//! end 6
 //! ```
 //!
 //! - A line is the kind of event ([`OpKind::name`](crate::OpKind::name)), its numbers, and named fields in any order. `#`
@@ -32,12 +34,15 @@ mod line;
 mod reader;
 mod writer;
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::OnceLock,
+};
 
 use reader::NativeReader;
 pub(crate) use writer::{NativeWriter, TooLong};
 
-use super::{EventReader, Source, TraceError, TraceFormat};
+use super::{EventReader, OpKind, Source, TraceError, TraceFormat};
 
 /// The name of the format.
 pub const NAME: &str = "oomph";
@@ -65,6 +70,8 @@ pub(crate) fn first_line() -> String {
 struct NativeFile {
     path: PathBuf,
     name: String,
+    /// Known after the file was read for it once.
+    uses_pools: OnceLock<bool>,
 }
 
 impl NativeFile {
@@ -74,13 +81,28 @@ impl NativeFile {
             name if name.is_empty() => plain_name(path),
             name => name,
         };
-        Ok(NativeFile { path: path.to_owned(), name })
+        Ok(NativeFile { path: path.to_owned(), name, uses_pools: OnceLock::new() })
     }
 }
 
 impl Source for NativeFile {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn uses_pools(&self) -> Result<bool, TraceError> {
+        if let Some(&known) = self.uses_pools.get() {
+            return Ok(known);
+        }
+        let mut reader = self.open()?;
+        let found = loop {
+            match reader.next_chunk()?.0 {
+                [] => break false,
+                events if events.iter().any(|event| event.op.kind() == OpKind::UsePool) => break true,
+                _ => {}
+            }
+        };
+        Ok(*self.uses_pools.get_or_init(|| found))
     }
 
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {

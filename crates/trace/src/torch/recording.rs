@@ -266,6 +266,10 @@ impl Source for Recording {
         })
     }
 
+    fn uses_pools(&self) -> Result<bool, TraceError> {
+        self.trace.uses_pools()
+    }
+
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {
         self.trace.open()
     }

@@ -293,6 +293,10 @@ impl Strategy for Caching {
         }
     }
 
+    fn serves_pools(&self) -> bool {
+        true
+    }
+
     fn resume_from(
         &mut self,
         cx: &mut Context<'_>,

@@ -305,6 +305,11 @@ fn write_birth(births: &mut Vec<BlockBirth>, slot: u32, birth: BlockBirth) {
 }
 
 impl Strategy for PlannedStrategy {
+    /// The fallback serves them.
+    fn serves_pools(&self) -> bool {
+        true
+    }
+
     fn alloc(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
         if request.bytes == 0 {
             return Err(StrategyError::ZeroBytes);

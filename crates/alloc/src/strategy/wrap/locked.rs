@@ -135,6 +135,7 @@ impl<S: Strategy, E: EventSink + Send> Strategy for SharedStrategy<'_, S, E> {
         fn layout() -> Option<Layout>;
         fn details() -> Vec<(&'static str, u64)>;
         fn requires() -> Capabilities;
+        fn serves_pools() -> bool;
         fn fork() -> Option<Box<dyn Strategy>>;
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! - [`CheckedStrategy`]: checks the contract and collects violations.
 //! - [`AddressedStrategy`]: blocks can be freed by their address alone.
+//! - [`PoolArenas`]: one instance of a strategy for each private pool.
 //! - [`LockedStrategy`]: one strategy and its device, shared by many threads; each thread drives a
 //!   [`SharedStrategy`] and a [`SharedDevice`].
 //! - [`ResumedStrategy`]: continues from an initial layout; the first requests get the blocks that
@@ -72,6 +73,10 @@ macro_rules! forward_one {
         fn requires(&$self) -> $crate::device::Capabilities {
             $inner.requires()
         }
+
+        fn serves_pools(&$self) -> bool {
+            $inner.serves_pools()
+        }
     };
     ($method:ident $self:ident $inner:expr) => {
         fn $method(&mut $self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
@@ -81,12 +86,14 @@ macro_rules! forward_one {
 }
 
 pub(super) mod addressed;
+mod arenas;
 mod checked;
 mod locked;
 mod resumed;
 mod shadow;
 
 pub use addressed::AddressedStrategy;
+pub use arenas::PoolArenas;
 pub use checked::{CheckedStrategy, ConformanceFinding, rules};
 use locked::Lock;
 pub use locked::{LockedStrategy, SharedDevice, SharedStrategy};
