@@ -20,9 +20,9 @@ use oomph::{
     measure::file_stem,
     models::Recipe,
     pytorch::AllocatorSettings,
-    replay::verify::{Companion, Counters, verify_with_limit},
+    replay::verify::{Companion, Counters, RecordedConditions, verify_recording},
     report,
-    strategy::{Setup, StrategySpec},
+    strategy::StrategySpec,
     suite::{CaseSettings, SuiteFile},
     trace::{self, EventReader, Source, Trace, torch::Snapshot},
 };
@@ -127,10 +127,11 @@ fn snapshot(file: &[u8]) {
 fn verify(file: &[u8]) {
     let Ok(snapshot) = Snapshot::read(file) else { return };
     let device = SimDevice::new(SimConfig::default()).expect("the default device is possible");
-    let setup = Setup { props: device.props(), limit: None };
+    let counters = Counters::default();
+    let conditions = RecordedConditions { props: device.props(), limit: None, counters: &counters };
     for number in snapshot.devices() {
         if let Ok(recording) = snapshot.clone().into_recording("fuzz", Some(number), &NoProgress) {
-            let _ = verify_with_limit(&recording, &setup, &Counters::default(), &NoProgress);
+            let _ = verify_recording(&recording, &conditions, &NoProgress);
         }
     }
 }

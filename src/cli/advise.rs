@@ -21,13 +21,13 @@ use crate::{
     base::{Bytes, MemoryLimit, Progress},
     device::{Card, DeviceSpec},
     measure::SCHEMA,
-    pytorch::ReleaseSpan,
+    pytorch::Release,
     replay::verify::Verdict,
     report::AdviceReport,
     suite::{self, RankFile},
     trace::{
         ProgressSource, Trace,
-        torch::{FinalOom, HistoryGap, RecordedLimit},
+        torch::{FinalOom, HistoryGap, RecordedLimit, RecordedRelease},
     },
 };
 
@@ -164,7 +164,7 @@ fn answer(
         room,
         dead_end: dead_end.as_ref(),
         recorded_limit: recorded_limit.as_ref(),
-        release,
+        release: release.as_ref(),
         repeat: args.repeat,
         jobs,
         stop: Some(stop),
@@ -217,7 +217,7 @@ struct AdvisedProgram {
     confidence: Confidence,
     dead_end: Option<FinalOom>,
     recorded_limit: Option<RecordedLimit>,
-    release: Option<ReleaseSpan>,
+    release: Option<RecordedRelease>,
     history_gap: Option<HistoryGap>,
 }
 
@@ -253,7 +253,7 @@ impl AdvisedProgram {
                     dead_end: recording.dead_end(),
                     history_gap: recording.history_gap(),
                     recorded_limit: recording.limit,
-                    release: recording.release,
+                    release: Some(recording.release),
                     trace: recording.trace,
                 }
             }
@@ -273,12 +273,18 @@ impl AdvisedProgram {
         };
         program.current = match &args.current {
             Some(settings) => {
-                SettingsCandidate::with_settings(settings.trim()).strategy.check().map_err(CommandError::usage)?;
+                let strategy = SettingsCandidate::with_settings(settings.trim()).strategy.of_release(program.release());
+                strategy.check().map_err(CommandError::usage)?;
                 settings.trim().to_owned()
             }
-            None => supported_settings(program.current),
+            None => supported_settings(program.current.clone(), program.release()),
         };
         Ok(program)
+    }
+
+    /// The release of the recording, or the default.
+    fn release(&self) -> Release {
+        self.release.as_ref().map_or(Release::DEFAULT, RecordedRelease::assumed)
     }
 
     /// What can be said of a recording that cannot be judged.
@@ -292,6 +298,7 @@ impl AdvisedProgram {
             dead_end: self.dead_end,
             recorded_limit: self.recorded_limit,
             history_gap: self.history_gap,
+            release: self.release.map(|release| release.to_string()),
             ..Advice::default()
         }
     }

@@ -1,6 +1,6 @@
 //! `oomph inspect`.
 
-use std::{collections::BTreeMap, fmt::Write as _, time::Instant};
+use std::{collections::BTreeMap, fmt::Write as _, sync::Arc, time::Instant};
 
 use serde::Serialize;
 
@@ -20,12 +20,16 @@ use crate::{
     base::{Bytes, FileText, Nanos, Progress},
     measure::digits,
     plan::{GRAIN, Lifetimes, MemoryBound, PackingBudget, pack},
+    pytorch::Release,
     report::{self, Medium, Render, plot},
     strategy::StrategySpec,
     suite::RankFile,
     trace::{
         self, PowerHistogram, ProgressSource, Source, TraceSummary,
-        torch::{MemoryRefuser, RecordedLimit, Recording, SegmentKind, SnapshotBlockState},
+        torch::{
+            Action, EntryNote, MemoryRefuser, PinnedUsage, RecordedLimit, Recording, SegmentKind, SettingsOrigin,
+            SnapshotBlockState,
+        },
     },
 };
 
@@ -281,11 +285,22 @@ struct RecordingFacts {
     device_index: u32,
     devices: Vec<u32>,
     settings: String,
+    settings_from: SettingsOrigin,
+    release: Release,
+    release_known_by: String,
     entries: BTreeMap<&'static str, u64>,
     segments: Vec<KindTally>,
     blocks: Vec<KindTally>,
     largest_free_bytes: u64,
     annotations: BTreeMap<FileText, u64>,
+    /// Blocks that the program annotated, by its words.
+    annotated_blocks: BTreeMap<FileText, u64>,
+    /// Entries with metadata of the program or of the allocator, by its words.
+    user_metadata: BTreeMap<FileText, u64>,
+    internal_metadata: BTreeMap<FileText, u64>,
+    /// Page-locked memory of the host, if it was recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pinned: Option<PinnedUsage>,
     empty_caches: usize,
     /// The memory limit that the program set itself.
     own_limit: Option<RecordedLimit>,
@@ -330,6 +345,9 @@ impl RecordingFacts {
             device_index: recording.device,
             devices: recording.devices.clone(),
             settings: recording.settings.compact_conf(),
+            settings_from: recording.settings_from,
+            release: recording.release.assumed(),
+            release_known_by: recording.release.to_string(),
             entries,
             segments: vec![
                 of_kind("small", SegmentKind::Small, false),
@@ -344,11 +362,62 @@ impl RecordingFacts {
             ],
             largest_free_bytes: free.max().unwrap_or(0),
             annotations,
+            annotated_blocks: counted_texts(recording, Action::Annotate, |note| &note.user_metadata),
+            user_metadata: counted_texts(recording, None, |note| &note.user_metadata),
+            internal_metadata: counted_texts(recording, None, |note| &note.internal_metadata),
+            pinned: recording.host.usage(),
             empty_caches: recording.empty_caches.len(),
             own_limit: recording.limit.clone(),
             missing: recording.gaps.sentences(),
         }
     }
+}
+
+/// How many entries have each text in their note; of one action, or of all others.
+fn counted_texts(
+    recording: &Recording,
+    action: impl Into<Option<Action>>,
+    text: fn(&EntryNote) -> &Arc<str>,
+) -> BTreeMap<FileText, u64> {
+    let action = action.into();
+    let mut by_note: BTreeMap<u32, u64> = BTreeMap::new();
+    let chosen = recording.witnessed.iter().filter(|entry| match action {
+        Some(action) => entry.action == action,
+        None => entry.action != Action::Annotate,
+    });
+    chosen.for_each(|entry| *by_note.entry(entry.note).or_default() += 1);
+    let mut counts = BTreeMap::new();
+    for (note, count) in by_note {
+        let Some(text) = recording.notes.get(note as usize).map(text).filter(|text| !text.is_empty()) else { continue };
+        *counts.entry(FileText::from(Arc::clone(text))).or_default() += count;
+    }
+    counts
+}
+
+/// The first names, and the number of the others.
+fn few_names(names: &BTreeMap<FileText, u64>) -> String {
+    let more = names.len().saturating_sub(NAMES_SHOWN);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("{}{more}", joined(names.keys().take(NAMES_SHOWN)))
+}
+
+fn pinned_text(usage: &PinnedUsage) -> String {
+    let PinnedUsage { requests, buffers, reserved_bytes, allocated_bytes, peak_allocated_bytes, .. } = usage;
+    let (reserved, allocated) = (Bytes(*reserved_bytes), Bytes(*allocated_bytes));
+    let peak = Bytes(*peak_allocated_bytes);
+    let text =
+        format!("{buffers} buffers ({reserved}) at the end, {allocated} in use, peak {peak}; {requests} requests");
+    line("pinned", &text)
+}
+
+fn settings_text(about: &RecordingFacts) -> String {
+    let settings = if about.settings.is_empty() { "PyTorch's defaults" } else { &about.settings };
+    let origin = match about.settings_from {
+        SettingsOrigin::File => "",
+        SettingsOrigin::Given => ", given by --settings",
+        SettingsOrigin::Unknown => ", assumed: the file has none; give them with --settings",
+    };
+    format!("{settings}{origin}")
 }
 
 /// More annotations are counted, not named.
@@ -360,7 +429,8 @@ fn recording_text(about: &RecordingFacts) -> String {
         let devices: Vec<String> = about.devices.iter().map(u32::to_string).collect();
         out += &line("device", &format!("{} of {}; --device-index chooses", about.device_index, devices.join(", ")));
     }
-    out += &line("settings", if about.settings.is_empty() { "PyTorch's defaults" } else { &about.settings });
+    out += &line("PyTorch", &about.release_known_by);
+    out += &line("settings", &settings_text(about));
     let entries: Vec<String> = about.entries.iter().map(|(name, count)| format!("{count} {name}")).collect();
     out += &line("recorded", &entries.join(", "));
     let listed = |tallies: &[KindTally]| {
@@ -382,12 +452,15 @@ fn recording_text(about: &RecordingFacts) -> String {
     if about.empty_caches > 0 {
         out += &line("empty_cache", &format!("called {} times, as far as can be inferred", about.empty_caches));
     }
-    if !about.annotations.is_empty() {
-        let names = joined(about.annotations.keys().take(NAMES_SHOWN));
-        let more = about.annotations.len().saturating_sub(NAMES_SHOWN);
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        out += &line("annotations", &format!("{names}{more}"));
+    for (label, names) in [
+        ("annotations", &about.annotations),
+        ("annotated", &about.annotated_blocks),
+        ("metadata", &about.user_metadata),
+        ("internal", &about.internal_metadata),
+    ] {
+        out.extend((!names.is_empty()).then(|| line(label, &few_names(names))));
     }
+    out.extend(about.pinned.as_ref().map(pinned_text));
     for (place, sentence) in about.missing.iter().enumerate() {
         out += &line(if place == 0 { "unknown" } else { "" }, sentence);
     }
@@ -450,8 +523,7 @@ impl MomentOptions {
         progress: &dyn Progress,
     ) -> Result<MomentFacts, CommandError> {
         let at: SummaryMoment = self.at.parse().map_err(summary_failure)?;
-        let recorded = program.map_or("", |program| &program.settings);
-        let strategy = source::strategy_or_recorded(self.strategy.as_deref(), recorded)?;
+        let strategy = source::strategy_or_recorded(self.strategy.as_deref(), program)?;
         // The peak depends on the allocator: blocks are larger than requests.
         let needs_replay = self.summary || at == SummaryMoment::Peak;
         let memory = if needs_replay { Some(self.memory(source, program, &strategy, &at, progress)?) } else { None };

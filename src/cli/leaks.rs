@@ -183,8 +183,7 @@ impl ReplayedSource {
         let options = args.settings.of(name);
         let recording = options.recording(progress)?;
         let program = recording.as_ref().map(RecordedProgram::of);
-        let settings = program.as_ref().map_or("", |program| &program.settings);
-        let spec = source::strategy_or_recorded(args.strategy.as_deref(), settings)?;
+        let spec = source::strategy_or_recorded(args.strategy.as_deref(), program.as_ref())?;
         if let Some(note) = program.as_ref().and_then(|program| program.note(&args.device)) {
             output::complain(&format!("note: {name}: {note}"));
         }

@@ -17,12 +17,13 @@ use super::{
 use crate::{
     base::{Progress, copy_until_exit, path_text},
     plugin,
+    pytorch::Release,
     replay::{LimitEnforcer, OnOutOfMemory, Replay, ReplayOptions},
     strategy::StrategySpec,
     suite::{SourceError, SourceSpec},
     trace::{
         Source,
-        torch::{Action, MemoryRefuser, RecordedLimit, Recording},
+        torch::{Action, GivenFacts, MemoryRefuser, RecordedLimit, Recording},
     },
 };
 
@@ -82,6 +83,27 @@ pub struct SourceSettings {
     /// The GPU to use from a PyTorch snapshot of several [default: the first one with data].
     #[arg(long, value_name = "N")]
     pub device_index: Option<u32>,
+    #[command(flatten)]
+    pub given: GivenOptions,
+}
+
+/// What users say about a PyTorch snapshot because the file does not contain it.
+#[derive(Clone, Debug, Default, Args)]
+pub struct GivenOptions {
+    /// The release of PyTorch that wrote a snapshot, such as 2.13 [default: told from its keys, or by trying the
+    /// releases that have them].
+    #[arg(long, value_name = "VERSION")]
+    pub release: Option<Release>,
+    /// The allocator settings of a snapshot's program, as in PYTORCH_CUDA_ALLOC_CONF. PyTorch up to 2.2 does not record
+    /// them [default: those in the file].
+    #[arg(long, value_name = "SETTINGS")]
+    pub settings: Option<String>,
+}
+
+impl GivenOptions {
+    pub fn facts(&self) -> GivenFacts {
+        GivenFacts { release: self.release, settings: self.settings.clone() }
+    }
 }
 
 impl SourceSettings {
@@ -93,9 +115,10 @@ impl SourceSettings {
 
 impl SourceOptions {
     pub fn spec(&self) -> Result<SourceSpec, CommandError> {
-        let SourceSettings { set, seed, device_index } = &self.settings;
+        let SourceSettings { set, seed, device_index, given } = &self.settings;
         let set = set.iter().map(|text| key_and_value(text)).collect::<Result<_, _>>()?;
-        let spec = SourceSpec { name: self.source.clone(), set, seed: *seed, device_index: *device_index };
+        let given = given.facts();
+        let spec = SourceSpec { name: self.source.clone(), set, seed: *seed, device_index: *device_index, given };
         spec.notes().iter().for_each(|note| output::complain_once(note));
         Ok(spec)
     }
@@ -133,6 +156,8 @@ impl SourceOptions {
 pub struct RecordedProgram {
     /// The settings, as in PYTORCH_CUDA_ALLOC_CONF.
     pub settings: String,
+    /// The release of PyTorch.
+    pub release: Release,
     /// The limit under which it ran.
     pub limit: Option<RecordedLimit>,
     /// Requests that failed.
@@ -146,6 +171,7 @@ impl RecordedProgram {
         let failed = recording.witnessed.iter().filter(|entry| entry.action == Action::OutOfMemory);
         RecordedProgram {
             settings: recording.settings.compact_conf(),
+            release: recording.release.assumed(),
             limit: recording.limit.clone(),
             failures: failed.count(),
             died: recording.dead_end().is_some(),
@@ -204,18 +230,25 @@ pub fn strategies_without_plugins(texts: &[impl AsRef<str>], reason: &str) -> Re
     texts.iter().map(|text| checked(text.as_ref())).collect()
 }
 
-/// The strategy as typed, or PyTorch's allocator with the recorded settings.
-pub fn strategy_or_recorded(typed: Option<&str>, recorded: &str) -> Result<StrategySpec, CommandError> {
+/// The strategy as typed, or PyTorch's allocator with the recorded settings; of the recorded release, unless another one is
+/// named.
+pub fn strategy_or_recorded(
+    typed: Option<&str>,
+    recorded: Option<&RecordedProgram>,
+) -> Result<StrategySpec, CommandError> {
+    let release = recorded.map_or(Release::DEFAULT, |recorded| recorded.release);
     if let Some(text) = typed.filter(|text| *text != RECORDED) {
-        return strategy(text);
+        return Ok(strategy(text)?.of_release(release));
     }
-    Ok(StrategySpec { name: "caching".to_owned(), parameters: supported_settings(recorded.to_owned()) })
+    let settings = recorded.map_or_else(String::new, |recorded| recorded.settings.clone());
+    let spec = StrategySpec { name: "caching".to_owned(), parameters: supported_settings(settings, release) };
+    Ok(spec.of_release(release))
 }
 
 /// The settings of a recording, or PyTorch's defaults where the model does not support them.
-pub fn supported_settings(recorded: String) -> String {
+pub fn supported_settings(recorded: String, release: Release) -> String {
     let spec = StrategySpec { name: "caching".to_owned(), parameters: recorded };
-    match spec.check() {
+    match spec.clone().of_release(release).check() {
         Ok(()) => spec.parameters,
         Err(error) => {
             output::complain(&format!("note: using PyTorch's default settings instead of the recorded ones: {error}"));
@@ -267,7 +300,7 @@ pub fn strategies_of_recording(
     recorded: Option<&RecordedProgram>,
 ) -> Result<Vec<StrategySpec>, CommandError> {
     let one = |text: &str| match (text, recorded) {
-        (RECORDED, Some(recorded)) => strategy_or_recorded(None, &recorded.settings),
+        (_, Some(_)) => strategy_or_recorded(Some(text), recorded),
         (RECORDED, None) => {
             let reason = format!("takes the settings of a PyTorch snapshot, and '{source}' is something else");
             Err(CommandError::usage(anyhow!("{RECORDED} {reason}")))

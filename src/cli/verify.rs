@@ -11,18 +11,20 @@ use super::{
     exit::{self, CommandError, CommandResult},
     options::{DeviceOptions, Format},
     progress::{self, OneOf, Stages},
+    source::GivenOptions,
     verify_on::{self, OnOptions},
 };
 use crate::{
     base::{Bytes, MemoryLimit, Progress, parallel_map},
     device::DeviceProps,
+    pytorch::Release,
     replay::verify::{
-        Beginning, Companion, Divergence, PoolEvidence, SettingsPhase, Verdict, Verification, verify_with_limit,
+        Beginning, Companion, Divergence, PoolEvidence, RecordedConditions, SettingsPhase, Verdict, Verification,
+        verify_recording,
     },
     report::{self, Medium, Render, ReportError},
-    strategy::Setup,
     suite,
-    trace::torch::{MemoryRefuser, ProcessLimit, RecordedLimit, Recording, Snapshot},
+    trace::torch::{MemoryRefuser, ProcessLimit, RecordedLimit, Recording, SettingsOrigin, Snapshot},
 };
 
 /// Checks that the model reproduces PyTorch memory snapshots exactly. The model of PyTorch's
@@ -76,6 +78,8 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     pub(super) device_index: Option<u32>,
     #[command(flatten)]
+    pub(super) given: GivenOptions,
+    #[command(flatten)]
     pub(super) device: DeviceOptions,
     /// Output format.
     #[arg(long, default_value = "table", value_parser = Format::among(&[Format::Table, Format::Json, Format::Csv]))]
@@ -106,6 +110,13 @@ pub(super) struct VerifyRow {
     /// The device of the snapshot; `None` if it cannot be read.
     device_index: Option<u32>,
     result: VerifyResult,
+    /// The release of PyTorch whose rules were used, and how it is known.
+    release: Option<Release>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    release_known_by: Option<String>,
+    /// Whether the settings are in the file, given, or unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    settings_from: Option<SettingsOrigin>,
     /// Why it is not exact.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     reasons: Vec<String>,
@@ -205,6 +216,9 @@ impl VerifyRow {
             source: path.display().to_string(),
             device_index: Some(recording.device),
             result,
+            release: Some(verification.release.assumed()),
+            release_known_by: Some(verification.release.to_string()),
+            settings_from: Some(recording.settings_from),
             reasons,
             divergence,
             beginning: verification.beginning,
@@ -252,8 +266,9 @@ fn verify_file(
     // The line of output already begins with the path.
     let in_words = |error: String| error.trim_start_matches(&format!("{}: ", path.display())).to_owned();
     let snapshot = Snapshot::open(path, progress).map_err(|error| in_words(error.to_string()))?;
+    let snapshot = snapshot.with_given(&args.given.facts()).map_err(|error| error.to_string())?;
     let companion = Companion::beside(path).map_err(|error| error.to_string())?.unwrap_or_default();
-    let limit = args.limit(&companion, props);
+    let limit = args.limit(&companion);
     let devices = match args.device_index {
         Some(device) => vec![device],
         None if snapshot.devices().is_empty() => vec![0],
@@ -267,7 +282,9 @@ fn verify_file(
         // An empty snapshot has no device, but still gets a row.
         let device = Some(device).filter(|_| args.device_index.is_some() || !part.devices().is_empty());
         let recording = part.into_recording("", device, progress).map_err(|error| error.to_string())?;
-        let verification = verify_with_limit(&recording, &Setup { props, limit }, &companion.counters, progress);
+        let conditions = RecordedConditions { props, limit, counters: &companion.counters };
+        let verification = verify_recording(&recording, &conditions, progress);
+        let limit = conditions.limit_bytes(verification.release.assumed());
         rows.push(VerifyRow::of(path, &recording, limit, verification));
     }
     Ok(rows)
@@ -276,9 +293,8 @@ fn verify_file(
 impl Args {
     /// The memory limit of the program: from the arguments, otherwise from the table beside the
     /// snapshot.
-    pub(super) fn limit(&self, companion: &Companion, props: &DeviceProps) -> Option<u64> {
-        let limit = self.device.limit.or(companion.memory_fraction.map(MemoryLimit::Fraction));
-        limit.and_then(|limit| limit.resolve(props.total_bytes))
+    pub(super) fn limit(&self, companion: &Companion) -> Option<MemoryLimit> {
+        self.device.limit.or(companion.memory_fraction.map(MemoryLimit::Fraction))
     }
 }
 
@@ -306,6 +322,8 @@ struct VerifyColumns {
     device_index: Option<u32>,
     result: VerifyResult,
     reason: String,
+    release: Option<Release>,
+    release_known_by: Option<String>,
     entries: Option<usize>,
     entries_agreed: Option<usize>,
     empty_caches: Option<usize>,
@@ -332,6 +350,8 @@ impl VerifyColumns {
             device_index: row.device_index,
             result: row.result,
             reason: reasons.join("; "),
+            release: row.release,
+            release_known_by: row.release_known_by.clone(),
             ..VerifyColumns::default()
         };
         if row.result == VerifyResult::Failed {
@@ -365,6 +385,17 @@ fn from_the_middle(before: Beginning) -> String {
         let _ = write!(text, " ({entries_passed_over} entries of an unfinished call are skipped)");
     }
     text
+}
+
+/// Where the settings come from, if not from the file.
+fn settings_in_words(row: &VerifyRow) -> Option<&'static str> {
+    match row.settings_from? {
+        SettingsOrigin::Given => Some("with the given settings"),
+        SettingsOrigin::Unknown if row.result == VerifyResult::Exact => {
+            Some("with PyTorch's default settings, as none are recorded")
+        }
+        SettingsOrigin::Unknown | SettingsOrigin::File => None,
+    }
 }
 
 fn limit_in_words(limit: &RecordedLimit) -> String {
@@ -406,6 +437,8 @@ fn text(rows: &[VerifyRow]) -> String {
             parts.extend(row.beginning.map(from_the_middle));
         }
         parts.extend(row.own_limit.as_ref().map(limit_in_words));
+        parts.extend(row.release_known_by.as_ref().map(|release| format!("PyTorch {release}")));
+        parts.extend(settings_in_words(row).map(str::to_owned));
         parts.extend(row.divergence.as_ref().map(Divergence::to_string));
         let _ = writeln!(out, "{}", parts.join(", "));
     }

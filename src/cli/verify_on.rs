@@ -137,7 +137,13 @@ fn named(
     devices: &ComparedDevices,
     props: &DeviceProps,
 ) -> Result<(SourceSpec, CaseLabel), CommandError> {
-    let spec = SourceSpec { name: path_text(path), set: Vec::new(), seed: 1, device_index: args.device_index };
+    let spec = SourceSpec {
+        name: path_text(path),
+        set: Vec::new(),
+        seed: 1,
+        device_index: args.device_index,
+        given: args.given.facts(),
+    };
     let (workload, companion) = match spec.recipe().map_err(CommandError::usage)? {
         Some(_) => {
             let source = spec.open(&NoProgress).map_err(CommandError::usage)?;
@@ -152,7 +158,7 @@ fn named(
         suite: "verify".to_owned(),
         workload,
         device: devices.real.to_string(),
-        limit: args.limit(&companion, props),
+        limit: args.limit(&companion).and_then(|limit| limit.resolve(props.total_bytes)),
         seed: 1,
         repeat: 1,
         ..CaseLabel::default()

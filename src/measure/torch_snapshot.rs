@@ -9,7 +9,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use crate::{
     base::{Address, FileText, SiteId, StreamId},
-    pytorch::{AllocatorSettings, RecordedSettings},
+    pytorch::{AllocatorSettings, RecordedSettings, Release},
     replay::{
         FailedRequest, LiveBlock, Observer, Replay, ReplayError, ReplayMoment, ReplayOptions, ReplayOutcome,
         verify::ObservedAction,
@@ -18,8 +18,8 @@ use crate::{
     trace::{
         MarkKind, Op, Tables,
         torch::{
-            Action, Annotation, AnnotationEdge, Segment, SegmentKind, Snapshot, SnapshotBlock, SnapshotBlockState,
-            StackFrame, StackId, Stacks, TraceEntry,
+            Action, Annotation, AnnotationEdge, RecordedRelease, Segment, SegmentKind, Snapshot, SnapshotBlock,
+            SnapshotBlockState, StackFrame, StackId, Stacks, TraceEntry,
         },
     },
 };
@@ -55,7 +55,10 @@ pub fn record_snapshot(replay: &Replay<'_>) -> Result<RecordedReplay, SnapshotEx
     let replayed = opened.replay(replay.source, &options, &mut recorder)?;
     recorder.forget_inherited(replayed.inherited);
     let no_layout = || SnapshotExportError::NoLayout(replay.strategy.to_string());
-    let snapshot = recorder.into_snapshot(&opened.strategy.layout().ok_or_else(no_layout)?, settings(&replay.strategy));
+    let layout = opened.strategy.layout().ok_or_else(no_layout)?;
+    let mut snapshot = recorder.into_snapshot(&layout, settings(&replay.strategy));
+    let release = allocator_settings(&replay.strategy).map_or(Release::DEFAULT, |settings| settings.release);
+    snapshot.release = RecordedRelease::of(release);
     opened.close(replayed.events, &mut Silent)?;
     Ok(RecordedReplay { snapshot, replayed })
 }
@@ -275,11 +278,19 @@ fn frame(site: &str) -> StackFrame {
     located.unwrap_or_else(|| StackFrame { filename: "??".into(), line: 0, name: site.into() })
 }
 
+/// The settings of PyTorch's allocator, with its release; `None` for another strategy.
+fn allocator_settings(spec: &StrategySpec) -> Option<AllocatorSettings> {
+    AllocatorSettings::with_release(&spec.parameters).ok().filter(|_| spec.name == "caching")
+}
+
 /// What a snapshot says about the allocator's settings.
 fn settings(spec: &StrategySpec) -> RecordedSettings {
-    let parsed = || AllocatorSettings::default().updated(&spec.parameters).ok();
-    match parsed().filter(|_| spec.name == "caching") {
-        Some(settings) => RecordedSettings::of(&settings, &spec.parameters),
+    match allocator_settings(spec) {
+        Some(settings) => {
+            let named: Vec<&str> =
+                spec.parameters.split(',').filter(|key| !key.trim().starts_with("release:")).collect();
+            RecordedSettings::of(&settings, &named.join(","))
+        }
         // PyTorch has no such backend, so nothing takes the file for one of PyTorch's own allocator.
         None => RecordedSettings::of(&AllocatorSettings::default(), &format!("backend:{}", spec.name)),
     }

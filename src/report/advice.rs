@@ -97,6 +97,7 @@ fn facts(advice: &Advice) -> Vec<(&'static str, String)> {
         facts.push(("driver time", cost(advice.driver_without_launches_now_ns.filter(|_| advice.changes), then)));
     }
     facts.push(("how sure", confidence(advice)));
+    facts.extend(advice.release.clone().map(|release| ("PyTorch", release)));
     facts.extend(prediction(advice).map(|words| ("prediction", words)));
     facts.extend(advice.reasons.iter().map(|reason| reason_fact(reason, advice.fits)));
     if advice.changes && advice.recommended.contains("garbage_collection_threshold") {
@@ -447,7 +448,7 @@ fn cells(row: &AdviceRow) -> [String; 7] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pytorch::{ReleaseSpan, export_line, variable_note};
+    use crate::pytorch::{Release, ReleaseSpan, export_line, variable_note};
     use crate::{
         answer::{
             advise::checked_predictions,
@@ -483,8 +484,8 @@ mod tests {
             source: "run.pickle".to_owned(),
             recommended: "expandable_segments:True".to_owned(),
             changes: true,
-            export: Some(export_line("expandable_segments:True", Some(ReleaseSpan::From2_10))),
-            export_note: Some(variable_note(Some(ReleaseSpan::From2_10)).to_owned()),
+            export: Some(export_line("expandable_segments:True", Some(ReleaseSpan::only(Release::new(10))))),
+            export_note: Some(variable_note(Some(ReleaseSpan::only(Release::new(10)))).to_owned()),
             needed_now_bytes: now.needed_bytes,
             needed_bytes: best.needed_bytes,
             saved_bytes: 636 * MIB,

@@ -14,17 +14,16 @@ use serde::{Deserialize, Serialize};
 
 use super::{SuiteError, SuiteFile, SuiteGroup, rank_files::matching};
 use crate::{
-    base::{MemoryLimit, NoProgress, Progress, did_you_mean, path_text, text_path},
+    base::{Bytes, MemoryLimit, NoProgress, Progress, did_you_mean, path_text, text_path},
     device::{
         Device,
         sim::{SimConfig, SimConfigError, SimDevice},
     },
     models::{Recipe, WorkloadError, is_recipe_name},
-    replay::verify::{Companion, CompanionError, Verdict, Verification, verify_with_limit},
-    strategy::Setup,
+    replay::verify::{Companion, CompanionError, RecordedConditions, Verdict, Verification, verify_recording},
     trace::{
         self, EventReader, InitialLayout, Source, TableFull, Trace, TraceError,
-        torch::{self, Recording},
+        torch::{self, GivenFacts, Recording},
     },
 };
 
@@ -40,6 +39,9 @@ pub struct SourceSpec {
     pub seed: u64,
     /// The GPU of a PyTorch snapshot; by default the first one with data.
     pub device_index: Option<u32>,
+    /// What the user says about a PyTorch snapshot.
+    #[serde(default)]
+    pub given: GivenFacts,
 }
 
 /// A source that cannot be opened.
@@ -81,8 +83,8 @@ pub enum SourceError {
     /// Parameters for a trace file.
     #[error("--set changes workloads; '{0}' is a trace file")]
     NothingToSet(String),
-    /// A choice of the GPU for something else than a snapshot.
-    #[error("--device-index chooses among the GPUs of a PyTorch snapshot")]
+    /// Options of a snapshot for something else.
+    #[error("--device-index, --release and --settings are for PyTorch snapshots")]
     NotASnapshot,
 }
 
@@ -96,7 +98,7 @@ impl SourceSpec {
     /// Opens the source. Reports progress while it reads a recording.
     pub fn open(&self, progress: &dyn Progress) -> Result<Box<dyn Source>, SourceError> {
         match self.recipe()? {
-            Some(_) if self.device_index.is_some() => Err(SourceError::NotASnapshot),
+            Some(_) if self.has_snapshot_options() => Err(SourceError::NotASnapshot),
             Some(recipe) => {
                 let recipe = self.set.iter().fold(recipe, |recipe, (key, value)| recipe.with(key, value));
                 Ok(Box::new(recipe.seed(self.seed).workload()?))
@@ -107,6 +109,10 @@ impl SourceSpec {
                 None => trace::open(self.path(), progress)?,
             }),
         }
+    }
+
+    fn has_snapshot_options(&self) -> bool {
+        self.device_index.is_some() || self.given != GivenFacts::default()
     }
 
     /// The path that the name may be.
@@ -150,17 +156,19 @@ impl SourceSpec {
         let path = &*self.path();
         let is_file = path.is_file() && path.extension().is_none_or(|extension| extension != "toml");
         if !is_file || trace::recognise(path)?.name != torch::NAME {
-            return if self.device_index.is_some() { Err(SourceError::NotASnapshot) } else { Ok(None) };
+            return if self.has_snapshot_options() { Err(SourceError::NotASnapshot) } else { Ok(None) };
         }
-        let mut recording = Recording::open(path, self.device_index, progress)?;
+        let mut recording = Recording::open_given(path, self.device_index, &self.given, progress)?;
         let device = SimDevice::new(SimConfig::default())?;
         let props = device.props();
         let companion = Companion::beside(path)?.unwrap_or_default();
-        let fraction = companion.memory_fraction.map(MemoryLimit::Fraction);
-        let limit = limit.or(fraction.and_then(|fraction| fraction.resolve(props.total_bytes)));
-        let verification = verify_with_limit(&recording, &Setup { props, limit }, &companion.counters, progress);
+        let limit = limit.map(|bytes| MemoryLimit::Size(Bytes(bytes)));
+        let limit = limit.or(companion.memory_fraction.map(MemoryLimit::Fraction));
+        let conditions = RecordedConditions { props, limit, counters: &companion.counters };
+        let verification = verify_recording(&recording, &conditions, progress);
         recording.limit = verification.limit.clone();
-        let recording = match verification.verdict {
+        let mut recording = recording.with_release(verification.release.clone());
+        recording = match verification.verdict {
             Verdict::Exact => recording
                 .with_sizes_before(&verification.sizes_before)
                 .with_pools(verification.pools.requests.clone(), &verification.pools.segments)
@@ -246,7 +254,7 @@ impl CaseSource {
             name: recipe.name.clone(),
             set: group.set.iter().map(|(key, value)| (key.clone(), value.to_string())).collect(),
             seed: workload.seed,
-            device_index: None,
+            ..SourceSpec::default()
         };
         Ok(CaseSource { source: Arc::new(workload), origin })
     }

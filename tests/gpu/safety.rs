@@ -44,7 +44,7 @@ fn as_program(test: &str) -> [&str; 6] {
 
 fn case(workload: &str, set: &[(&str, &str)], strategy: &str) -> Case {
     let set = set.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect();
-    let origin = SourceSpec { name: workload.to_owned(), set, seed: 1, device_index: None };
+    let origin = SourceSpec { name: workload.to_owned(), set, seed: 1, ..SourceSpec::default() };
     let source = origin.open(&NoProgress).unwrap();
     Case {
         label: CaseLabel {

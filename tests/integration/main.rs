@@ -34,6 +34,7 @@ mod ranks;
 mod record;
 mod recorded;
 mod recordings;
+mod releases;
 mod report;
 mod report_browser;
 mod resnet_truth;

@@ -41,7 +41,13 @@ OF_TRACES = [
     ["convert", FILE, "-"],
     ["verify", "--on", "sim", FILE, "-s", "caching"],
 ]
-OF_SNAPSHOTS = OF_TRACES + [["verify", FILE]] * 4 + [["verify", FILE, "--format", "json"], ["leaks", FILE, FILE]]
+OF_SNAPSHOTS = OF_TRACES + [["verify", FILE]] * 4 + [
+    ["verify", FILE, "--format", "json"],
+    ["verify", FILE, "--release", "2.13"],
+    ["verify", FILE, "--settings", "max_split_size_mb:64"],
+    ["inspect", FILE, "--release", "2.1", "--settings", "expandable_segments:True"],
+    ["leaks", FILE, FILE],
+]
 OF_RUNS = [
     ["report", "run", "--output", "page.html"],
     ["compare", "{samples}/run", "run"],
@@ -162,6 +168,7 @@ OF_ARGUMENTS = [
     (["doctor", "--device", FILE], [b"cuda", b"sim"]),
     (["convert", FILE, "/dev/null", "--to", "oomph"], [b"ramp", b"training"]),
     (["verify", FILE], [b"a.pickle"]),
+    (["verify", "--release", FILE, "a.pickle"], [b"2.13", b"2.4.1+cu121"]),
     (["compare", FILE, FILE], [b"main"]),
     (["report", FILE], [b"run"]),
     (["leaks", FILE], [b"leak-cache"]),

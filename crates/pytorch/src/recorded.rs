@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use oomph_base::Layout;
 
-use crate::{AllocatorSettings, AllocatorSettingsError, CONF_VARIABLE, ROUNDUP_INTERVALS, UNLIMITED};
+use crate::{AllocatorSettings, AllocatorSettingsError, CONF_VARIABLE, ROUNDUP_INTERVALS, Release, UNLIMITED};
 
 /// The memory that PyTorch's allocator held before the first event of a recording. A strategy can
 /// continue from it.
@@ -48,19 +48,29 @@ impl RecordedSettings {
         use RecordedValue::{Bool, Float, Int, Table, Text};
         let divisions = (0..).zip(settings.roundup_power2_divisions);
         let divisions = divisions.map(|(power, parts)| ((1_u64 << power).to_string().into(), parts as i64)).collect();
+        let always = Release::OLDEST;
         let values = [
-            (CONF_VARIABLE, Text(conf.into())),
+            (always, CONF_VARIABLE, Text(conf.into())),
             // PyTorch writes -1 for no limit.
-            ("max_split_size", Int(i64::try_from(settings.max_split_size).unwrap_or(-1))),
-            ("garbage_collection_threshold", Float(settings.garbage_collection_threshold)),
-            ("expandable_segments", Bool(settings.expandable_segments)),
-            ("pinned_num_register_threads", Int(1)),
-            ("release_lock_on_cudamalloc", Bool(false)),
-            ("pinned_use_cuda_host_register", Bool(false)),
-            ("graph_capture_record_stream_reuse", Bool(false)),
-            ("roundup_power2_divisions", Table(divisions)),
+            (always, "max_split_size", Int(i64::try_from(settings.max_split_size).unwrap_or(-1))),
+            (always, "garbage_collection_threshold", Float(settings.garbage_collection_threshold)),
+            (always, "expandable_segments", Bool(settings.expandable_segments)),
+            (always, "pinned_num_register_threads", Int(1)),
+            (always, "release_lock_on_cudamalloc", Bool(false)),
+            (always, "pinned_use_cuda_host_register", Bool(false)),
+            (Release::new(9), "graph_capture_record_stream_reuse", Bool(false)),
+            (Release::new(13), "max_round_threshold", Int(-1)),
+            (Release::new(13), "max_cached_size", Int(-1)),
+            (always, "roundup_power2_divisions", Table(divisions)),
         ];
-        RecordedSettings { values: values.into_iter().map(|(name, value)| (name.into(), value)).collect() }
+        let written = values.into_iter().filter(|(since, ..)| *since <= settings.release);
+        RecordedSettings { values: written.map(|(_, name, value)| (name.into(), value)).collect() }
+    }
+
+    /// Settings of which only the text is known.
+    #[must_use]
+    pub fn of_text(conf: &str) -> RecordedSettings {
+        RecordedSettings { values: vec![(CONF_VARIABLE.into(), RecordedValue::Text(conf.into()))] }
     }
 
     /// The value of a setting.
@@ -84,10 +94,10 @@ impl RecordedSettings {
         self.conf().split_whitespace().collect()
     }
 
-    /// The settings at the end of the recording. The text names all of them; the values beside it
-    /// are those in force at the end, so they take precedence.
-    pub fn in_force(&self) -> Result<AllocatorSettings, AllocatorSettingsError> {
-        AllocatorSettings::default().updated(self.conf()).map(|settings| self.applied_to(settings))
+    /// The settings at the end of a recording of this release. The text names all of them; the values
+    /// beside it are those in force at the end, so they take precedence.
+    pub fn in_force(&self, release: Release) -> Result<AllocatorSettings, AllocatorSettingsError> {
+        AllocatorSettings::of_release(release).updated(self.conf()).map(|settings| self.applied_to(settings))
     }
 
     /// `settings` with the values that stand beside the text.
@@ -140,7 +150,7 @@ mod tests {
             ("max_split_size", RecordedValue::Int(-1)),
             ("garbage_collection_threshold", RecordedValue::Float(0.5)),
         ];
-        let settings = recorded(values).in_force().unwrap();
+        let settings = recorded(values).in_force(Release::DEFAULT).unwrap();
         assert!(settings.expandable_segments);
         assert_eq!((settings.max_split_size, settings.large_segment_size), (u64::MAX, 30 << 20));
         assert_eq!(settings.garbage_collection_threshold, 0.5);
@@ -149,13 +159,15 @@ mod tests {
     #[test]
     fn other_backend_is_refused() {
         let text = RecordedValue::Text("backend:cudaMallocAsync".into());
-        assert!(recorded(vec![(CONF_VARIABLE, text)]).in_force().is_err());
+        assert!(recorded(vec![(CONF_VARIABLE, text)]).in_force(Release::DEFAULT).is_err());
     }
 
     #[test]
     fn divisions_are_read_by_their_keys() {
         let table = vec![("1".into(), 4), ("32768".into(), 8), ("odd".into(), 3), ("65536".into(), 3)];
-        let settings = recorded(vec![("roundup_power2_divisions", RecordedValue::Table(table))]).in_force().unwrap();
+        let settings = recorded(vec![("roundup_power2_divisions", RecordedValue::Table(table))])
+            .in_force(Release::DEFAULT)
+            .unwrap();
         let divisions = settings.roundup_power2_divisions;
         assert_eq!((divisions[0], divisions[15], divisions[1]), (4, 8, 0));
     }
@@ -163,7 +175,9 @@ mod tests {
     #[test]
     fn written_settings_are_read_back() {
         let conf = "max_split_size_mb:64,roundup_power2_divisions:[64:8,>:2],expandable_segments:True";
-        let settings = AllocatorSettings::default().updated(conf).unwrap();
-        assert_eq!(RecordedSettings::of(&settings, conf).in_force(), Ok(settings));
+        for release in Release::all().skip(1) {
+            let settings = AllocatorSettings::of_release(release).updated(conf).unwrap();
+            assert_eq!(RecordedSettings::of(&settings, conf).in_force(release), Ok(settings));
+        }
     }
 }

@@ -6,7 +6,8 @@
 use std::{fmt, str::FromStr};
 
 /// A release of PyTorch 2, without its patch number: `2.11`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub struct Release {
     minor: u8,
 }
@@ -73,6 +74,20 @@ impl FromStr for Release {
             (Some("2"), Some(release)) if release <= Release::NEWEST && has_valid_rest => Ok(release),
             _ => Err(ReleaseError { text: text.to_owned() }),
         }
+    }
+}
+
+impl From<Release> for String {
+    fn from(release: Release) -> String {
+        release.to_string()
+    }
+}
+
+impl TryFrom<String> for Release {
+    type Error = ReleaseError;
+
+    fn try_from(text: String) -> Result<Release, ReleaseError> {
+        text.parse()
     }
 }
 

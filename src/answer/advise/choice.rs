@@ -15,6 +15,7 @@
 use super::AdviceRow;
 use crate::{
     base::MIB,
+    pytorch::Release,
     strategy::{STRATEGIES, StrategySpec},
 };
 
@@ -102,11 +103,14 @@ impl SettingsCandidate {
 }
 
 /// Everything that is tried for a program that runs with the `current` settings: these first where they are not among
-/// [`SETTINGS`].
+/// [`SETTINGS`]. Settings that the release does not have are left out.
 #[must_use]
-pub fn candidates(current: &str) -> Vec<SettingsCandidate> {
+pub fn candidates(current: &str, release: Release) -> Vec<SettingsCandidate> {
     let own = (!SETTINGS.contains(&current)).then_some(current);
     let settings = own.into_iter().chain(SETTINGS.iter().copied()).map(SettingsCandidate::with_settings);
+    let settings = settings
+        .map(|candidate| SettingsCandidate { strategy: candidate.strategy.of_release(release), ..candidate })
+        .filter(|candidate| candidate.settings.as_deref() == Some(current) || candidate.strategy.check().is_ok());
     let others = STRATEGIES
         .iter()
         .filter(|entry| !LEFT_OUT.contains(&entry.name))
@@ -165,7 +169,7 @@ mod grid_tests {
 
     #[test]
     fn thirty_distinct_settings_are_valid() {
-        let tried = candidates("");
+        let tried = candidates("", Release::DEFAULT);
         let settings: Vec<&str> = tried.iter().filter_map(|candidate| candidate.settings.as_deref()).collect();
         assert!(settings.len() >= 30, "{}", settings.len());
         for candidate in &tried {
@@ -201,9 +205,9 @@ mod grid_tests {
 
     #[test]
     fn unknown_settings_are_tried() {
-        let tried = candidates("max_split_size_mb:77");
+        let tried = candidates("max_split_size_mb:77", Release::DEFAULT);
         assert_eq!(tried[0], SettingsCandidate::with_settings("max_split_size_mb:77"));
-        assert_eq!(tried.len(), candidates("").len() + 1);
+        assert_eq!(tried.len(), candidates("", Release::DEFAULT).len() + 1);
     }
 
     #[test]

@@ -28,12 +28,12 @@ use crate::{
     base::{Bytes, NoProgress, Progress, parallel_map},
     device::DeviceSpec,
     measure::{OomReport, SCHEMA},
-    pytorch::{ReleaseSpan, export_line, variable_note},
+    pytorch::{Release, ReleaseSpan, export_line, variable_note},
     replay::{LimitEnforcer, Replay, ReplayOptions},
     strategy::StrategySpec,
     trace::{
         Trace,
-        torch::{FinalOom, HistoryGap, MemoryRefuser, ProcessLimit, RecordedLimit},
+        torch::{FinalOom, HistoryGap, MemoryRefuser, ProcessLimit, RecordedLimit, RecordedRelease},
     },
 };
 
@@ -78,7 +78,7 @@ pub struct AdviceQuestion<'a> {
     /// The limit under which the recording was made, if one is known.
     pub recorded_limit: Option<&'a RecordedLimit>,
     /// The release of PyTorch, as far as the recording tells it.
-    pub release: Option<ReleaseSpan>,
+    pub release: Option<&'a RecordedRelease>,
     /// How often the trace must complete, back to back.
     pub repeat: u32,
     /// How many replays run side by side.
@@ -120,6 +120,16 @@ impl<'a> AdviceQuestion<'a> {
             Some(AvailableMemory::LimitWithin(range)) => Some(range.at_least_bytes),
             None => None,
         })
+    }
+
+    /// The release whose rules are used.
+    fn release_rules(&self) -> Release {
+        self.release.map_or(Release::DEFAULT, RecordedRelease::assumed)
+    }
+
+    /// The releases that the recording may be of.
+    fn release_span(&self) -> Option<ReleaseSpan> {
+        self.release.and_then(RecordedRelease::known_span)
     }
 
     /// Who refuses requests beyond the memory.
@@ -201,6 +211,8 @@ pub struct Advice {
     pub overhead_bytes: u64,
     /// The most bytes alive at one time: no allocator needs less.
     pub live_peak_bytes: u64,
+    /// The release of PyTorch that made the recording, and how it is known.
+    pub release: Option<String>,
     /// Why nothing can be said: the recording has no history, or too little. Nothing was tried then.
     pub history_gap: Option<HistoryGap>,
     /// Where the recording ends because memory ran out: nothing is known of what follows.
@@ -248,7 +260,7 @@ pub struct Advice {
 pub fn advise(question: &AdviceQuestion<'_>) -> Result<Advice, ThresholdError> {
     // A card without room for anything must not cost a search.
     question.limit_bytes()?;
-    let mut rows = question.try_all(&candidates(question.current))?;
+    let mut rows = question.try_all(&candidates(question.current, question.release_rules()))?;
     let is_current = |row: &AdviceRow| row.settings.as_deref() == Some(question.current);
     let current = rows.iter().position(is_current).unwrap_or_default();
     let chosen = choice::choose(&rows, current);
@@ -269,8 +281,8 @@ pub fn advise(question: &AdviceQuestion<'_>) -> Result<Advice, ThresholdError> {
         source: question.trace.name.clone(),
         current: question.current.to_owned(),
         changes,
-        export: changes.then(|| export_line(&settings, question.release)),
-        export_note: changes.then(|| variable_note(question.release).to_owned()),
+        export: changes.then(|| export_line(&settings, question.release_span())),
+        export_note: changes.then(|| variable_note(question.release_span()).to_owned()),
         closest: (!is_enough && chosen != current).then(|| settings.clone()),
         predictions: checked_predictions(&settings),
         recommended: if changes { settings } else { question.current.to_owned() },
@@ -281,6 +293,7 @@ pub fn advise(question: &AdviceQuestion<'_>) -> Result<Advice, ThresholdError> {
         saved_bytes: now.needed_bytes.zip(then.needed_bytes).map_or(0, |(now, then)| now.saturating_sub(then)),
         overhead_bytes: overhead(question.device)?,
         live_peak_bytes: live_peak(question.trace),
+        release: question.release.map(RecordedRelease::to_string),
         dead_end: question.dead_end.cloned(),
         recorded_limit: question.recorded_limit.cloned(),
         limit_bytes: question.limit_bytes()?,

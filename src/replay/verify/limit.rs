@@ -6,8 +6,9 @@
 
 use super::{Counters, Divergence, Verification, pools, settings_change, verify};
 use crate::{
-    base::{MIB, MemoryLimit, NoProgress, Progress},
+    base::{MIB, NoProgress, Progress},
     device::DeviceProps,
+    pytorch::FractionRule,
     strategy::Setup,
     trace::torch::{Action, MemoryRefuser, ProcessLimit, RecordedLimit, Recording, TraceEntry},
 };
@@ -65,7 +66,7 @@ fn is_limited(recording: &Recording, verification: &Verification) -> bool {
 }
 
 fn collects(recording: &Recording) -> bool {
-    recording.settings.in_force().is_ok_and(|settings| settings.garbage_collection_threshold > 0.0)
+    recording.settings_in_force().is_ok_and(|settings| settings.garbage_collection_threshold > 0.0)
 }
 
 /// Whether the model and the recording differ in what they release.
@@ -153,8 +154,9 @@ impl LimitSearch<'_> {
         let mut limit = of_range(ProcessLimit { at_least_bytes: least, below_bytes }, self.recording);
         if !self.is_another_device(limit.range) {
             let total = self.props.total_bytes;
-            (limit.fraction, limit.fractions) = round_fractions(limit.range, total);
-            limit.bytes = limit.fraction.map_or(limit.bytes, |fraction| limit_of(fraction, total));
+            let rule = self.recording.release.assumed().rules().fraction;
+            (limit.fraction, limit.fractions) = round_fractions(limit.range, total, rule);
+            limit.bytes = limit.fraction.map_or(limit.bytes, |fraction| limit_of(fraction, total, rule));
             limit.device = self.props.name.trim_end_matches(" (simulated)").to_owned();
             limit.device_bytes = total;
         }
@@ -169,7 +171,7 @@ impl LimitSearch<'_> {
     fn widest_range(&self) -> Option<ProcessLimit> {
         let ProcessLimit { at_least_bytes, below_bytes } = self.recording.range_of_limit()?;
         let threshold =
-            self.recording.settings.in_force().map_or(0.0, |settings| settings.garbage_collection_threshold);
+            self.recording.settings_in_force().map_or(0.0, |settings| settings.garbage_collection_threshold);
         // A request was refused, or memory was collected, while no more than this was reserved.
         let refused = at_least_bytes.saturating_add(self.recording.largest_segment());
         let collected = if threshold > 0.0 { (at_least_bytes as f64 / threshold) as u64 + 1 } else { 0 };
@@ -233,18 +235,18 @@ const LEAST_SEEN: f64 = 0.8;
 /// More fractions than this say nothing.
 const MOST_FRACTIONS: usize = 4;
 
-fn limit_of(fraction: f64, total: u64) -> u64 {
-    MemoryLimit::Fraction(fraction).resolve(total).unwrap_or(total)
+fn limit_of(fraction: f64, total: u64, rule: FractionRule) -> u64 {
+    rule.limit(fraction, total).unwrap_or(total)
 }
 
 /// The only fraction in a range with at most three decimals, or the roundest ones: hundredths, thousandths, or
 /// ten-thousandths, with sixteenths and thirds.
-fn round_fractions(range: ProcessLimit, total: u64) -> (Option<f64>, Vec<f64>) {
+fn round_fractions(range: ProcessLimit, total: u64, rule: FractionRule) -> (Option<f64>, Vec<f64>) {
     let inside = |parts: &[u32]| {
         let mut fractions: Vec<f64> = parts
             .iter()
             .flat_map(|&parts| (1..parts).map(move |part| f64::from(part) / f64::from(parts)))
-            .filter(|fraction| range.contains(limit_of(*fraction, total)))
+            .filter(|fraction| range.contains(limit_of(*fraction, total, rule)))
             .collect();
         fractions.sort_by(f64::total_cmp);
         fractions.dedup();
@@ -273,13 +275,16 @@ fn few(fractions: Vec<f64>) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pytorch::Release;
 
     const TOTAL: u64 = 150_109_880_320;
 
     #[track_caller]
     fn assert_between(at_least: f64, below: f64, fraction: Option<f64>, fractions: &[f64]) {
-        let range = ProcessLimit { at_least_bytes: limit_of(at_least, TOTAL), below_bytes: limit_of(below, TOTAL) };
-        assert_eq!(round_fractions(range, TOTAL), (fraction, fractions.to_vec()));
+        let rule = Release::DEFAULT.rules().fraction;
+        let bytes = |fraction| limit_of(fraction, TOTAL, rule);
+        let range = ProcessLimit { at_least_bytes: bytes(at_least), below_bytes: bytes(below) };
+        assert_eq!(round_fractions(range, TOTAL, rule), (fraction, fractions.to_vec()));
     }
 
     #[test]

@@ -10,8 +10,10 @@ mod call;
 mod companion;
 mod compare;
 mod limit;
+mod order;
 mod pending_frees;
 mod pools;
+mod releases;
 mod settings_change;
 mod start;
 mod walk;
@@ -20,10 +22,12 @@ pub use companion::{Companion, CompanionError};
 pub use compare::{Divergence, LayoutPiece, ObservedAction};
 pub use limit::verify_with_limit;
 pub use pools::{InferredPools, PoolEvidence};
+pub use releases::{RecordedConditions, verify_recording};
 pub use settings_change::SettingsPhase;
 pub use start::Beginning;
 
 use self::{
+    order::CreationOrder,
     pools::PoolGuess,
     start::StartState,
     walk::{AllocatorModel, RecordingWalk, WalkOutcome},
@@ -31,7 +35,7 @@ use self::{
 use crate::{
     base::{Address, Progress},
     strategy::{Setup, Stats, Strategy},
-    trace::torch::{RecordedLimit, Recording, RequestPools},
+    trace::torch::{RecordedLimit, RecordedRelease, Recording, RequestPools, SettingsOrigin},
 };
 
 /// PyTorch's own counters, as far as they are known. Snapshots do not contain them.
@@ -67,6 +71,8 @@ pub struct Verification {
     pub refusals: usize,
     /// The limit under which the program ran, if one is known; only [`verify_with_limit`] finds it.
     pub limit: Option<RecordedLimit>,
+    /// The release of the recording; only [`verify_recording`] tries several.
+    pub release: RecordedRelease,
     /// The model's books where it stopped.
     pub stats: Stats,
     /// What was there before, if the recording began in the middle.
@@ -107,6 +113,9 @@ pub enum Verdict {
     /// The recording tells everything, and the model does something else.
     Diverged(Divergence),
 }
+
+const NO_SETTINGS: &str = "PyTorch up to 2.2 does not record its settings, and with its defaults the model does something \
+                           else: pass them with --settings";
 
 /// How many entries are read in total, over all repetitions that correct estimates.
 const MOST_ENTRIES: usize = 50_000_000;
@@ -166,13 +175,14 @@ fn verify_assuming(
         empty_caches: recording.empty_caches.clone(),
         refusals: 0,
         limit: None,
+        release: recording.release.clone(),
         stats: Stats::default(),
         beginning: None,
         sizes_before: Vec::new(),
         pools: InferredPools::default(),
         settings: Vec::new(),
     };
-    let (settings, changes) = match (&assumptions.settings[..], recording.settings.in_force()) {
+    let (settings, changes) = match (&assumptions.settings[..], recording.settings_in_force()) {
         ([first, changes @ ..], _) => (first.settings.clone(), changes),
         ([], Ok(settings)) => (settings, &[][..]),
         ([], Err(error)) => return unknowable(format!("its settings are beyond the model: {error}")),
@@ -192,6 +202,7 @@ fn verify_assuming(
     }
     let own_limit = recording.own_limit().filter(|_| setup.limit.is_none());
     let doubts = start.doubts(&settings, setup.limit);
+    let mut order = CreationOrder::of(&start, settings.release.rules().ties);
     let mut rounds_left = repetitions(recording.witnessed.len());
     let (walk, result) = loop {
         let model = AllocatorModel::new(settings.clone(), setup, &recording.streams);
@@ -210,6 +221,7 @@ fn verify_assuming(
         let outcome = WalkOutcome::of(walk);
         match &result {
             Err(divergence) if rounds_left > 0 && start.mend(divergence, &outcome.caching) => {}
+            Err(divergence) if rounds_left > 0 && order.learn(divergence, &mut start) => {}
             Err(divergence) if rounds_left > 0 && assumptions.private_pools && guess.mend(divergence) => {
                 start.take_pools(&guess);
             }
@@ -226,6 +238,10 @@ fn verify_assuming(
                 "it uses private pools, and does not say which of its memory was in those released before the end"
                     .to_owned(),
             );
+        }
+        reasons.extend(order.doubt(&start));
+        if recording.settings_from == SettingsOrigin::Unknown {
+            reasons.push(NO_SETTINGS.to_owned());
         }
     }
     let collects = walk.caching.settings().garbage_collection_threshold > 0.0;
@@ -250,6 +266,7 @@ fn verify_assuming(
         empty_caches: passed_over.chain(walk.empty_caches).collect(),
         refusals: walk.refusals,
         limit: None,
+        release: recording.release.clone(),
         stats,
         beginning: start.beginning(),
         sizes_before: start.mended().collect(),

@@ -56,7 +56,7 @@ pub(super) fn explain(
     if !matches!(diverged.divergence(), Some(Divergence::Entries { .. })) {
         return None;
     }
-    let last = recording.settings.in_force().ok()?;
+    let last = recording.settings_in_force().ok()?;
     let explains = |settings: Vec<SettingsPhase>| {
         let assumptions = Assumptions { settings, ..Assumptions::of(recording) };
         verify_assuming(recording, setup, counters, &assumptions, progress)

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use super::{
     keys::SnapshotWord,
     pickle::{DictCollector, NodeId, PickleFault, PickleHeap, PickleValue, TextId},
+    release::{KeyPlace, KeysSeen},
     snapshot::{Action, StackId, TraceEntry},
 };
 use crate::interner::Interner;
@@ -16,15 +17,19 @@ pub(crate) struct EntryCollector {
     pub(crate) entries: Vec<TraceEntry>,
     pub(crate) streams: Interner<u64>,
     pub(crate) pools: Interner<(u64, u64)>,
-    pub(crate) notes: Interner<(TextId, TextId)>,
+    pub(crate) notes: Interner<[TextId; 3]>,
     /// Counts of unknown actions, by the number of their name.
     pub(crate) unknown: HashMap<TextId, u64>,
     /// The number of entries without a time, and without a stream.
     pub(crate) timeless: u64,
     pub(crate) streamless: u64,
-    /// The number of entries with `user_metadata`.
-    pub(crate) with_metadata: u64,
+    /// The keys of entries.
+    pub(crate) keys: KeysSeen,
 }
+
+/// Compile region, user's and internal metadata of an entry that has none.
+const EMPTY_NOTE: [TextId; 3] =
+    [SnapshotWord::NotApplicable.id(), SnapshotWord::Nothing.id(), SnapshotWord::Nothing.id()];
 
 impl EntryCollector {
     pub(crate) fn new() -> EntryCollector {
@@ -32,11 +37,11 @@ impl EntryCollector {
             entries: Vec::new(),
             streams: Interner::starting_with(0),
             pools: Interner::starting_with((0, 0)),
-            notes: Interner::starting_with((SnapshotWord::NotApplicable.id(), SnapshotWord::Nothing.id())),
+            notes: Interner::starting_with(EMPTY_NOTE),
             unknown: HashMap::new(),
             timeless: 0,
             streamless: 0,
-            with_metadata: 0,
+            keys: KeysSeen::default(),
         }
     }
 }
@@ -61,16 +66,21 @@ impl EntryCollector {
         let mut entry = TraceEntry::default();
         let (mut address, mut device_free, mut size, mut stream, mut time_us) = (None, None, None, None, None);
         let mut name = SnapshotWord::Nothing.id();
-        let (mut context, mut remark) = (SnapshotWord::NotApplicable.id(), SnapshotWord::Nothing.id());
+        let [mut context, mut remark, mut internal] = EMPTY_NOTE;
+        self.keys.look_at(KeyPlace::Entries);
         for pair in items.chunks_exact(2) {
             let PickleValue::Text(key) = pair[0] else { continue };
             let Some(word) = SnapshotWord::of(key) else { continue };
             let value = pair[1];
+            self.keys.see(KeyPlace::Entries, word);
             let bits = || value.bits().ok_or_else(|| wrong_kind(key, value));
             match (word, value) {
                 (SnapshotWord::Action, PickleValue::Text(text)) => {
                     entry.action = SnapshotWord::action(text);
                     name = text;
+                    if let Some(action) = SnapshotWord::of(text) {
+                        self.keys.see(KeyPlace::Entries, action);
+                    }
                 }
                 (SnapshotWord::Addr, _) => address = Some(bits()?),
                 (SnapshotWord::DeviceFree, _) => device_free = Some(bits()?),
@@ -79,10 +89,8 @@ impl EntryCollector {
                 (SnapshotWord::TimeUs, _) => time_us = Some(bits()?),
                 (SnapshotWord::Frames, PickleValue::List(frames)) => entry.stack = StackId(frames.0 + 1),
                 (SnapshotWord::CompileContext, PickleValue::Text(text)) => context = text,
-                (SnapshotWord::UserMetadata, PickleValue::Text(text)) => {
-                    remark = text;
-                    self.with_metadata += 1;
-                }
+                (SnapshotWord::UserMetadata, PickleValue::Text(text)) => remark = text,
+                (SnapshotWord::InternalMetadata, PickleValue::Text(text)) => internal = text,
                 (SnapshotWord::PoolId, PickleValue::Tuple(pool) | PickleValue::List(pool)) => {
                     entry.pool = Some(self.number_pool(pool, heap)?)
                 }
@@ -109,7 +117,7 @@ impl EntryCollector {
         self.streamless += u64::from(stream.is_none());
         entry.time_us = time_us.unwrap_or(0);
         entry.stream = self.number_stream(stream.unwrap_or(0))?;
-        let note = self.notes.intern(&(context, remark));
+        let note = self.notes.intern(&[context, remark, internal]);
         if note as usize + 1 == self.notes.items().len() {
             heap.budget.charge(32)?;
         }

@@ -33,6 +33,9 @@ words! {
     State = "state", ActiveAllocated = "active_allocated", ActivePendingFree = "active_pending_free",
     ActiveAwaitingFree = "active_awaiting_free", Inactive = "inactive", Small = "small", Large = "large",
     History = "history", RealSize = "real_size", Filename = "filename", Line = "line", Name = "name", Stage = "stage",
+    GraphReuse = "graph_capture_record_stream_reuse", MaxRoundThreshold = "max_round_threshold",
+    MaxCachedSize = "max_cached_size", HostSegments = "host_segments", HostTraces = "host_traces",
+    InternalMetadata = "internal_metadata", ForwardFrames = "forward_frames",
     Start = "START", End = "END", NotApplicable = "N/A", Nothing = "",
 }
 

@@ -4,6 +4,8 @@
 //! actions of the allocator, the memory before and after, and what is unknown.
 
 mod collect;
+mod given;
+mod host;
 mod keys;
 mod oom;
 mod parse;
@@ -12,6 +14,9 @@ mod parse_tests;
 pub(crate) mod pickle;
 mod pools;
 mod recording;
+mod release;
+#[cfg(test)]
+mod release_tests;
 mod rewind;
 mod snapshot;
 mod to_trace;
@@ -19,15 +24,18 @@ mod write;
 
 pub use oomph_pytorch::{RecordedSettings, RecordedValue};
 
+pub use given::GivenFacts;
+pub use host::{HostMemory, HostSegment, PinnedUsage};
 pub use oom::{FinalOom, MemoryHolder, MemoryRefuser, ProcessLimit, RecordedLimit};
 pub use parse::SnapshotError;
 pub use pickle::{PickleError, PickleFault};
 pub use pools::{DEFAULT_POOL, MemoryLife, MemoryLives, PoolKey, PoolRelease, RequestPools};
 pub use recording::{HistoryGap, Recording, RecordingError, RecordingGaps};
+pub use release::{RecordedRelease, ReleaseContradiction};
 pub use rewind::InitialMemory;
 pub use snapshot::{
-    Action, Annotation, AnnotationEdge, EntryNote, Segment, SegmentKind, Snapshot, SnapshotBlock, SnapshotBlockState,
-    StackFrame, StackId, Stacks, TraceEntry,
+    Action, Annotation, AnnotationEdge, EntryNote, Segment, SegmentKind, SettingsOrigin, Snapshot, SnapshotBlock,
+    SnapshotBlockState, StackFrame, StackId, Stacks, TraceEntry,
 };
 
 use std::path::Path;
@@ -62,8 +70,19 @@ impl Recording {
     /// Reads the recording of one device from a snapshot file; without a number, of the first device with
     /// data.
     pub fn open(path: impl AsRef<Path>, device: Option<u32>, progress: &dyn Progress) -> Result<Recording, TraceError> {
+        Recording::open_given(path, device, &GivenFacts::default(), progress)
+    }
+
+    /// Like `open`, with what the user says about the recording.
+    pub fn open_given(
+        path: impl AsRef<Path>,
+        device: Option<u32>,
+        given: &GivenFacts,
+        progress: &dyn Progress,
+    ) -> Result<Recording, TraceError> {
         let path = path.as_ref();
         let refused = |error: RecordingError| TraceError::Format { path: path.to_owned(), reason: error.to_string() };
-        Snapshot::open(path, progress)?.into_recording(&name_of(path), device, progress).map_err(refused)
+        let snapshot = Snapshot::open(path, progress)?.with_given(given).map_err(refused)?;
+        snapshot.into_recording(&name_of(path), device, progress).map_err(refused)
     }
 }

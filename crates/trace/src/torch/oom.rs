@@ -271,7 +271,7 @@ impl Recording {
     /// expandable segments, which then map more or less than that size.
     #[must_use]
     pub fn range_of_limit(&self) -> Option<ProcessLimit> {
-        let settings = self.settings.in_force().unwrap_or_default();
+        let settings = self.settings_in_force().unwrap_or_default();
         let mut reserved =
             self.witnessed.iter().rev().fold(self.reserved_at_end(), |reserved, entry| entry.reserved_before(reserved));
         // An expandable segment of that time may exceed the limit by a part of its last granule.
@@ -304,7 +304,7 @@ impl Recording {
     /// The largest segment that the recorded requests can need.
     #[must_use]
     pub fn largest_segment(&self) -> u64 {
-        let settings = self.settings.in_force().unwrap_or_default();
+        let settings = self.settings_in_force().unwrap_or_default();
         let requests =
             self.witnessed.iter().filter(|entry| matches!(entry.action, Action::Alloc | Action::OutOfMemory));
         requests.map(|entry| segment_of(entry, &settings)).max().unwrap_or(0)

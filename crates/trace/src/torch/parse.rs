@@ -3,19 +3,21 @@
 use std::{
     collections::{HashMap, HashSet},
     io::Read,
+    ops::Range,
     sync::Arc,
 };
 
 use super::{
-    Annotation, AnnotationEdge, EntryNote, RecordedSettings, RecordedValue, Segment, SegmentKind, Snapshot,
-    SnapshotBlock, SnapshotBlockState, StackFrame, StackId, Stacks,
+    Annotation, AnnotationEdge, EntryNote, HostSegment, RecordedSettings, RecordedValue, Segment, SegmentKind,
+    SettingsOrigin, Snapshot, SnapshotBlock, SnapshotBlockState, StackFrame, StackId, Stacks,
     collect::{EntryCollector, pool_id},
     keys::SnapshotWord,
     pickle::{self, NodeId, PickleError, PickleFault, PickleHeap, PickleValue, TextId},
+    release::{KeyPlace, KeysSeen, is_expected},
 };
 use crate::memory_budget::{MemoryBudget, OutOfBudget};
 use oomph_base::{Address, FileText, StreamId, escaped};
-use oomph_pytorch::{ReleaseSpan, SMALL_BUFFER};
+use oomph_pytorch::{MIN_BLOCK_SIZE, SMALL_BUFFER};
 
 /// A snapshot that cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -58,22 +60,32 @@ impl Snapshot {
             known_frames: HashMap::new(),
             block_lists: HashSet::new(),
             omissions: OmissionCounts::default(),
+            keys: KeysSeen::default(),
+            odd_sizes: false,
         };
         parser.snapshot(root)
     }
 }
 
+/// The entries of each device, and those of the host.
+type TracesAndHost = (Vec<Vec<super::TraceEntry>>, Vec<super::TraceEntry>);
+
 /// Counts keys that older versions did not write.
 #[derive(Default)]
 struct OmissionCounts {
-    counts: Vec<(&'static str, u64)>,
+    counts: Vec<(Option<SnapshotWord>, &'static str, u64)>,
 }
 
 impl OmissionCounts {
     fn count(&mut self, sentence: &'static str) {
-        match self.counts.iter_mut().find(|(known, _)| *known == sentence) {
-            Some((_, count)) => *count += 1,
-            None => self.counts.push((sentence, 1)),
+        self.count_key(None, sentence);
+    }
+
+    /// Counts a key that is new in one of the known releases.
+    fn count_key(&mut self, word: Option<SnapshotWord>, sentence: &'static str) {
+        match self.counts.iter_mut().find(|(_, known, _)| *known == sentence) {
+            Some((.., count)) => *count += 1,
+            None => self.counts.push((word, sentence, 1)),
         }
     }
 }
@@ -89,6 +101,9 @@ struct SnapshotParser<'a> {
     /// The lists of blocks so far. A pickle can name one list in many segments, which a small file must not multiply.
     block_lists: HashSet<NodeId>,
     omissions: OmissionCounts,
+    keys: KeysSeen,
+    /// Whether a block has a size that is no multiple of 512.
+    odd_sizes: bool,
 }
 
 impl SnapshotParser<'_> {
@@ -98,6 +113,7 @@ impl SnapshotParser<'_> {
             PickleValue::List(segments) => {
                 snapshot.segments = self.segments(segments)?;
                 snapshot.missing.push("a bare list of segments: no history and no settings".to_owned());
+                snapshot.settings_from = SettingsOrigin::Unknown;
             }
             PickleValue::Dict(top) => self.top_level(top, &mut snapshot)?,
             other => {
@@ -107,13 +123,24 @@ impl SnapshotParser<'_> {
                 )));
             }
         }
+        if snapshot.settings_from == SettingsOrigin::Unknown {
+            snapshot.settings = snapshot.inferred_settings();
+        }
+        let release = self.keys.with(&self.entries.keys).release();
+        snapshot.release = release.narrowed_by(&snapshot.settings, self.odd_sizes);
         self.say_what_is_missing(&mut snapshot);
-        snapshot.release = self.release(&snapshot);
         snapshot.stacks = self.stacks;
         snapshot.streams = self.entries.streams.into_items();
         snapshot.pools = self.entries.pools.into_items();
+        // Pools of host memory come last, and no entry of a device has them.
+        let used = snapshot.traces.iter().flatten().filter_map(|entry| entry.pool).max().unwrap_or(0);
+        snapshot.pools.truncate(usize::from(used) + 1);
         let text = |text: TextId| Arc::clone(self.heap.text(text));
-        let note = |&(context, remark)| EntryNote { compile_context: text(context), user_metadata: text(remark) };
+        let note = |&[context, remark, internal]: &[TextId; 3]| EntryNote {
+            compile_context: text(context),
+            user_metadata: text(remark),
+            internal_metadata: text(internal),
+        };
         snapshot.notes = self.entries.notes.items().iter().map(note).collect();
         Ok(snapshot)
     }
@@ -128,36 +155,60 @@ impl SnapshotParser<'_> {
             }
             None => snapshot.missing.push("no `segments`: the final state is unknown".to_owned()),
         }
+        self.look_at_dict(top, KeyPlace::TopLevel);
+        let host_traces = match self.heap.get(top, SnapshotWord::HostTraces.id()) {
+            Some(traces) => Some(self.list(traces, "host_traces")?),
+            None => None,
+        };
         match traces {
-            Some(traces) => snapshot.traces = self.traces(self.list(traces, "device_traces")?)?,
+            Some(traces) => {
+                let traces = self.list(traces, "device_traces")?;
+                (snapshot.traces, snapshot.host.entries) = self.traces(traces, host_traces)?;
+            }
             None => snapshot.missing.push("no `device_traces`: what happened is unknown".to_owned()),
         }
-        match self.heap.get(top, SnapshotWord::AllocatorSettings.id()) {
-            Some(PickleValue::Dict(settings)) => snapshot.settings = self.settings(settings)?,
-            _ => snapshot.missing.push("no `allocator_settings`: taken as PyTorch's defaults".to_owned()),
+        if let Some(segments) = self.heap.get(top, SnapshotWord::HostSegments.id()) {
+            snapshot.host.segments = self.host_segments(self.list(segments, "host_segments")?)?;
         }
-        match self.heap.get(top, SnapshotWord::ExternalAnnotations.id()) {
-            Some(annotations) => {
-                snapshot.annotations = self.annotations(self.list(annotations, "external_annotations")?)?;
-            }
-            None => snapshot.missing.push("no `external_annotations`: steps are not marked".to_owned()),
+        snapshot.settings_from = SettingsOrigin::Unknown;
+        if let Some(PickleValue::Dict(settings)) = self.heap.get(top, SnapshotWord::AllocatorSettings.id()) {
+            snapshot.settings = self.settings(settings)?;
+            snapshot.settings_from = SettingsOrigin::File;
+        }
+        if let Some(annotations) = self.heap.get(top, SnapshotWord::ExternalAnnotations.id()) {
+            snapshot.annotations = self.annotations(self.list(annotations, "external_annotations")?)?;
         }
         Ok(())
     }
 
-    /// PyTorch writes `user_metadata` into every entry from 2.10 on.
-    fn release(&self, snapshot: &Snapshot) -> Option<ReleaseSpan> {
-        let has_entries = snapshot.traces.iter().any(|trace| !trace.is_empty());
-        has_entries.then_some(match self.entries.with_metadata {
-            0 => ReleaseSpan::UpTo2_9,
-            _ => ReleaseSpan::From2_10,
-        })
+    /// Notes which keys of a dict tell the release.
+    fn look_at_dict(&mut self, dict: NodeId, place: KeyPlace) {
+        self.keys.look_at(place);
+        for word in KeysSeen::telling(place) {
+            if self.heap.get(dict, word.id()).is_some() {
+                self.keys.see(place, word);
+            }
+        }
     }
 
+    /// Keys that the release does not write yet are no reason for doubt.
     fn say_what_is_missing(&self, snapshot: &mut Snapshot) {
         let entries = &self.entries;
+        let Snapshot { release, missing, not_yet, .. } = snapshot;
+        let mut omit = |word: SnapshotWord, sentence: String| match is_expected(word, release) {
+            true => missing.push(sentence),
+            false => not_yet.push(sentence),
+        };
+        let is_whole = self.keys.looked_at(KeyPlace::TopLevel);
+        if is_whole && snapshot.settings_from == SettingsOrigin::Unknown {
+            let sentence = "no `allocator_settings`: taken as PyTorch's defaults";
+            omit(SnapshotWord::AllocatorSettings, sentence.to_owned());
+        }
+        if is_whole && !self.keys.has(KeyPlace::TopLevel, SnapshotWord::ExternalAnnotations) {
+            omit(SnapshotWord::ExternalAnnotations, "no `external_annotations`: steps are not marked".to_owned());
+        }
         if entries.timeless > 0 {
-            snapshot.missing.push(format!("{} entries without `time_us`: no times", entries.timeless));
+            omit(SnapshotWord::TimeUs, format!("{} entries without `time_us`: no times", entries.timeless));
         }
         if entries.streamless > 0 {
             let sentence = format!("{} entries without `stream`: taken as the default stream", entries.streamless);
@@ -170,35 +221,27 @@ impl SnapshotParser<'_> {
                 format!("{count} entries with the unknown action `{}`: left out", escaped(self.heap.text(*name)));
             snapshot.missing.push(sentence);
         }
-        let omitted = self.omissions.counts.iter().map(|(sentence, count)| format!("{count} {sentence}"));
-        snapshot.missing.extend(omitted);
+        for (word, sentence, count) in &self.omissions.counts {
+            let is_doubt = word.is_none_or(|word| is_expected(word, &snapshot.release));
+            let list = if is_doubt { &mut snapshot.missing } else { &mut snapshot.not_yet };
+            list.push(format!("{count} {sentence}"));
+        }
     }
 
-    /// One list of entries per device. Entries were collected in the order of the file, so each list is a range of them. An
-    /// entry in two lists is refused: no allocator writes it.
-    fn traces(&mut self, devices: NodeId) -> Result<Vec<Vec<super::TraceEntry>>, SnapshotError> {
-        let mut traces = Vec::new();
+    /// One list of entries per device, and that of the host. Entries were collected in the order of the file, so each list
+    /// is a range of them. An entry in two lists is refused: no allocator writes it.
+    fn traces(&mut self, devices: NodeId, host: Option<NodeId>) -> Result<TracesAndHost, SnapshotError> {
         let mut ranges = Vec::new();
         let mut next = 0;
         for (device, trace) in self.heap.items(devices).enumerate() {
             let place = format!("device_traces[{device}]");
-            let trace = self.list(trace, &place)?;
-            let mut range = next..next;
-            for (index, entry) in self.heap.items(trace).enumerate() {
-                let number = match entry {
-                    PickleValue::Dict(dict) => self.heap.record(dict),
-                    _ => None,
-                };
-                let number = number.ok_or_else(|| shape(&place, index, "is not a trace entry"))? as usize;
-                if index == 0 && number >= next {
-                    range = number..number;
-                }
-                if number != range.end {
-                    return Err(shape(&place, index, "stands in two places"));
-                }
-                range.end += 1;
-            }
+            let range = self.range_of(self.list(trace, &place)?, next, &place)?;
             next = range.end.max(next);
+            self.budget.push(&mut ranges, range)?;
+        }
+        let of_devices = ranges.len();
+        if let Some(host) = host {
+            let range = self.range_of(host, next, "host_traces")?;
             self.budget.push(&mut ranges, range)?;
         }
         let mut all = std::mem::take(&mut self.entries.entries);
@@ -209,13 +252,57 @@ impl SnapshotParser<'_> {
             };
         }
         // From the back, so that the one long trace of a usual file is not copied.
+        let mut traces = Vec::new();
         for range in ranges.into_iter().rev() {
             all.truncate(range.end);
             let trace = if range.start == 0 { std::mem::take(&mut all) } else { all.split_off(range.start) };
             traces.push(trace);
         }
         traces.reverse();
-        Ok(traces)
+        let host = traces.split_off(of_devices).pop().unwrap_or_default();
+        Ok((traces, host))
+    }
+
+    /// The numbers of the entries of a list, which begin at `next` or later.
+    fn range_of(&self, trace: NodeId, next: usize, place: &str) -> Result<Range<usize>, SnapshotError> {
+        let mut range = next..next;
+        for (index, entry) in self.heap.items(trace).enumerate() {
+            let number = match entry {
+                PickleValue::Dict(dict) => self.heap.record(dict),
+                _ => None,
+            };
+            let number = number.ok_or_else(|| shape(place, index, "is not a trace entry"))? as usize;
+            if index == 0 && number >= next {
+                range = number..number;
+            }
+            if number != range.end {
+                return Err(shape(place, index, "stands in two places"));
+            }
+            range.end += 1;
+        }
+        Ok(range)
+    }
+
+    /// Buffers of page-locked memory. They are written like segments of a device with one block.
+    fn host_segments(&mut self, list: NodeId) -> Result<Vec<HostSegment>, SnapshotError> {
+        let mut segments = Vec::new();
+        for (index, value) in self.heap.items(list).enumerate() {
+            let place = format!("host_segments[{index}]");
+            let PickleValue::Dict(dict) = value else { return Err(shape("host_segments", index, "is not a dict")) };
+            let address = self.address(dict, SnapshotWord::Address, &place)?;
+            let size = self.size(dict, SnapshotWord::TotalSize, &place)?;
+            let bytes =
+                |word: SnapshotWord| self.heap.get(dict, word.id()).and_then(PickleValue::unsigned).unwrap_or(0);
+            let state = if bytes(SnapshotWord::AllocatedSize) > 0 {
+                SnapshotBlockState::Allocated
+            } else if bytes(SnapshotWord::ActiveSize) > 0 {
+                SnapshotBlockState::PendingFree
+            } else {
+                SnapshotBlockState::Inactive
+            };
+            self.budget.push(&mut segments, HostSegment { address, size, state })?;
+        }
+        Ok(segments)
     }
 
     fn segments(&mut self, list: NodeId) -> Result<Vec<Segment>, SnapshotError> {
@@ -232,6 +319,7 @@ impl SnapshotParser<'_> {
     fn segment(&mut self, dict: NodeId, place: &str) -> Result<Segment, SnapshotError> {
         let address = self.address(dict, SnapshotWord::Address, place)?;
         let total_size = self.size(dict, SnapshotWord::TotalSize, place)?;
+        self.look_at_dict(dict, KeyPlace::Segments);
         let device = match self.heap.get(dict, SnapshotWord::Device.id()) {
             Some(device) => small(device).ok_or_else(|| wrong(place, SnapshotWord::Device, device))?,
             None => {
@@ -275,10 +363,13 @@ impl SnapshotParser<'_> {
         for (index, value) in self.heap.items(list).enumerate() {
             let PickleValue::Dict(dict) = value else { return Err(shape(place, index, "of the blocks is not a dict")) };
             let size = self.size(dict, SnapshotWord::Size, place)?;
+            self.look_at_dict(dict, KeyPlace::Blocks);
+            self.odd_sizes |= !size.is_multiple_of(MIN_BLOCK_SIZE);
             let address = match self.heap.get(dict, SnapshotWord::Address.id()) {
                 Some(address) => Address(address.bits().ok_or_else(|| wrong(place, SnapshotWord::Address, address))?),
                 None => {
-                    self.omissions.count("blocks without `address`: taken as lying one behind the other");
+                    let sentence = "blocks without `address`: taken as lying one behind the other";
+                    self.omissions.count_key(Some(SnapshotWord::Address), sentence);
                     end
                 }
             };
@@ -328,6 +419,7 @@ impl SnapshotParser<'_> {
 
     fn settings(&mut self, dict: NodeId) -> Result<RecordedSettings, SnapshotError> {
         let mut values = Vec::new();
+        self.look_at_dict(dict, KeyPlace::Settings);
         for (key, value) in self.heap.pairs(dict) {
             let PickleValue::Text(key) = key else { continue };
             let setting = match value {

@@ -9,7 +9,6 @@ use super::{
 };
 use crate::{MarkKind, Op, check, memory_budget::MemoryBudget};
 use oomph_base::{Address, MIB, NoProgress};
-use oomph_pytorch::ReleaseSpan;
 
 fn entry(action: &'static str, address: i128, size: i128) -> PlainValue {
     let place = if action == "oom" { "device_free" } else { "addr" };
@@ -63,15 +62,20 @@ fn complaint(data: &PlainValue) -> String {
     Snapshot::read(&data.pickle(4)[..]).unwrap_err().to_string()
 }
 
-/// PyTorch 2.10 began to write `user_metadata`, and to read `PYTORCH_ALLOC_CONF`.
 #[test]
 fn entries_tell_the_release() {
-    let release = |entries| read(&whole(vec![], vec![entries])).release;
-    assert_eq!(release(vec![]), None);
-    assert_eq!(release(vec![entry("alloc", 512, 5)]), Some(ReleaseSpan::UpTo2_9));
-    let Dict(mut items) = entry("alloc", 512, 5) else { panic!("an entry is a dict") };
-    items.push(("user_metadata", Text("")));
-    assert_eq!(release(vec![Dict(items)]), Some(ReleaseSpan::From2_10));
+    let release = |more: Vec<(&'static str, PlainValue)>| {
+        let Dict(mut items) = entry("alloc", 512, 5) else { panic!("an entry is a dict") };
+        items.extend(more);
+        read(&whole(vec![], vec![vec![Dict(items)]])).release.to_string()
+    };
+    let context = || ("compile_context", Text(""));
+    assert_eq!(release(vec![]), "2.5 to 2.7, from its top-level keys");
+    assert_eq!(release(vec![context()]), "2.8, from its entries");
+    assert_eq!(release(vec![context(), ("user_metadata", Text(""))]), "2.10 or 2.11, from its entries");
+    let forward = || ("forward_frames", List(vec![]));
+    assert_eq!(release(vec![context(), ("user_metadata", Text("")), forward()]), "2.11, from its entries");
+    assert_eq!(read(&List(vec![])).release.to_string(), "2.11, assumed");
 }
 
 #[test]
@@ -126,15 +130,21 @@ fn very_old_files_are_read_and_their_gaps_are_said() {
         snapshot.missing,
         [
             "no `device_traces`: what happened is unknown",
-            "no `allocator_settings`: taken as PyTorch's defaults",
-            "no `external_annotations`: steps are not marked",
             "1 segments without `device`: taken as device 0",
             "1 segments without `segment_type`: told by their size",
             "1 segments without `stream`: taken as the default stream",
-            "2 blocks without `address`: taken as lying one behind the other",
             "1 live blocks without `requested_size`: taken as their size",
         ]
     );
+    assert_eq!(
+        snapshot.not_yet,
+        [
+            "no `allocator_settings`: taken as PyTorch's defaults",
+            "no `external_annotations`: steps are not marked",
+            "2 blocks without `address`: taken as lying one behind the other",
+        ]
+    );
+    assert_eq!(snapshot.release.to_string(), "2.0, from its segments");
 }
 
 #[test]

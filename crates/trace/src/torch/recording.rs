@@ -5,14 +5,15 @@
 //! [`final_segments`](Recording::final_segments).
 
 use super::{
-    Action, Annotation, DEFAULT_POOL, InitialMemory, MemoryLives, MemoryRefuser, PoolKey, RecordedLimit,
-    RecordedSettings, RequestPools, Segment, Snapshot, SnapshotBlockState, Stacks, TraceEntry,
+    Action, Annotation, DEFAULT_POOL, EntryNote, HostMemory, InitialMemory, MemoryLives, MemoryRefuser, PoolKey,
+    RecordedLimit, RecordedRelease, RecordedSettings, ReleaseContradiction, RequestPools, Segment, SettingsOrigin,
+    Snapshot, SnapshotBlockState, Stacks, TraceEntry,
     rewind::{RecordingEnd, rewind},
     to_trace::to_trace,
 };
 use crate::{EventReader, InitialLayout, Source, TableFull, Trace, TraceError};
 use oomph_base::{Address, NoProgress, Progress};
-use oomph_pytorch::ReleaseSpan;
+use oomph_pytorch::{AllocatorSettings, AllocatorSettingsError};
 
 /// The recording of one device.
 #[derive(Clone, Debug)]
@@ -47,8 +48,14 @@ pub struct Recording {
     pub request_pools: RequestPools,
     /// The limit on reserved memory under which the program ran, as far as a model of the allocator knows it.
     pub limit: Option<RecordedLimit>,
-    /// The releases of PyTorch that write such entries.
-    pub release: Option<ReleaseSpan>,
+    /// The release of PyTorch.
+    pub release: RecordedRelease,
+    /// Where the settings come from.
+    pub settings_from: SettingsOrigin,
+    /// Page-locked memory of the host.
+    pub host: HostMemory,
+    /// Notes of entries, by number.
+    pub notes: Vec<EntryNote>,
     /// What is unknown.
     pub gaps: RecordingGaps,
 }
@@ -76,6 +83,8 @@ pub struct RecordingGaps {
     pub sites_left_out: u64,
     /// What the file does not contain, one sentence each.
     pub missing: Vec<String>,
+    /// What its release does not write yet, one sentence each.
+    pub not_yet: Vec<String>,
 }
 
 impl RecordingGaps {
@@ -98,7 +107,7 @@ impl RecordingGaps {
         ];
         let counted = counted.into_iter().filter(|(count, _)| *count > 0);
         let mut sentences: Vec<String> = counted.map(|(count, what)| format!("{count} {what}")).collect();
-        sentences.extend(self.missing.iter().cloned());
+        sentences.extend(self.missing.iter().chain(&self.not_yet).cloned());
         sentences
     }
 }
@@ -158,6 +167,20 @@ pub enum RecordingError {
     /// Too many streams.
     #[error(transparent)]
     TableFull(#[from] TableFull),
+    /// The file is of another release.
+    #[error(transparent)]
+    Release(#[from] ReleaseContradiction),
+    /// The given settings cannot be read.
+    #[error("the given settings: {0}")]
+    Settings(String),
+    /// The file has other settings.
+    #[error("its settings are '{recorded}', not '{given}' as given; leave out --settings")]
+    OtherSettings {
+        /// Those of the file.
+        recorded: String,
+        /// Those of the user.
+        given: String,
+    },
 }
 
 fn listed(devices: &[u32]) -> String {
@@ -194,7 +217,8 @@ impl Snapshot {
         let witnessed = self.traces.get_mut(device as usize).map(std::mem::take).unwrap_or_default();
         self.segments.retain(|segment| segment.device == device);
         self.annotations.retain(|annotation| annotation.device.is_none_or(|on| on == device));
-        let end = RecordingEnd { device, segments: &self.segments, settings: &self.settings, pools: &self.pools };
+        let settings = settings_in_force(&self.settings, &self.release);
+        let end = RecordingEnd { device, segments: &self.segments, settings: &settings, pools: &self.pools };
         let (initial, contradictions) = rewind(&end, &witnessed, progress);
         let (empty_caches, unclear_releases) = certain_empty_caches(&witnessed);
         let gaps = RecordingGaps {
@@ -204,6 +228,7 @@ impl Snapshot {
             contradictions,
             unclear_releases,
             missing: self.missing,
+            not_yet: self.not_yet,
             ..RecordingGaps::default()
         };
         let mut recording = Recording {
@@ -219,6 +244,9 @@ impl Snapshot {
             streams: self.streams,
             pools: self.pools,
             release: self.release,
+            settings_from: self.settings_from,
+            host: self.host,
+            notes: self.notes,
             empty_caches,
             request_pools: RequestPools::default(),
             limit: None,
@@ -241,6 +269,12 @@ impl Snapshot {
     }
 }
 
+/// The settings that are in force, or those of the values that can be read.
+fn settings_in_force(settings: &RecordedSettings, release: &RecordedRelease) -> AllocatorSettings {
+    let release = release.assumed();
+    settings.in_force(release).unwrap_or_else(|_| settings.applied_to(AllocatorSettings::of_release(release)))
+}
+
 impl Source for Recording {
     fn name(&self) -> &str {
         &self.trace.name
@@ -261,7 +295,7 @@ impl Source for Recording {
         let own_limit = self.limit.as_ref().filter(|limit| limit.refused_by != MemoryRefuser::Device);
         Some(InitialLayout {
             layout: memory.layout(),
-            settings: self.settings.in_force().ok()?,
+            settings: self.settings_in_force().ok()?,
             limit: own_limit.map(|limit| limit.bytes),
         })
     }
@@ -282,6 +316,22 @@ impl Recording {
         if self.initial_layout().is_some() { Box::new(self) } else { Box::new(self.trace) }
     }
 
+    /// The settings at the end of the recording, with its release.
+    pub fn settings_in_force(&self) -> Result<AllocatorSettings, AllocatorSettingsError> {
+        self.settings.in_force(self.release.assumed())
+    }
+
+    /// The recording as one of these releases. Sizes of blocks from before it may depend on the release.
+    #[must_use]
+    pub fn with_release(mut self, release: RecordedRelease) -> Recording {
+        let changes = release.assumed() != self.release.assumed();
+        self.release = release;
+        if changes && !self.initial.estimated.is_empty() {
+            self.initial = self.memory_before(0);
+        }
+        self
+    }
+
     /// Reserved bytes at the end.
     pub(crate) fn reserved_at_end(&self) -> u64 {
         self.final_segments.iter().fold(0, |sum, segment| sum.saturating_add(segment.total_size))
@@ -290,10 +340,11 @@ impl Recording {
     /// The memory before an entry.
     #[must_use]
     pub fn memory_before(&self, entry: usize) -> InitialMemory {
+        let settings = settings_in_force(&self.settings, &self.release);
         let end = RecordingEnd {
             device: self.device,
             segments: &self.final_segments,
-            settings: &self.settings,
+            settings: &settings,
             pools: &self.pools,
         };
         rewind(&end, self.witnessed.get(entry..).unwrap_or_default(), &NoProgress).0

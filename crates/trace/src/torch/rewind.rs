@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{
-    Action, DEFAULT_POOL, PoolKey, RecordedSettings, Segment, SegmentKind, SnapshotBlock, SnapshotBlockState, StackId,
-    TraceEntry, parse::kind_by_size,
+    Action, DEFAULT_POOL, PoolKey, Segment, SegmentKind, SnapshotBlock, SnapshotBlockState, StackId, TraceEntry,
+    parse::kind_by_size,
 };
 use oomph_base::{Address, BlockView, Layout, Progress, SegmentView, StreamId};
 use oomph_pytorch::{AllocatorSettings, LARGE_BUFFER, SMALL_SIZE};
@@ -76,7 +76,7 @@ fn segment_view(segment: &Segment) -> SegmentView {
 pub(crate) struct RecordingEnd<'a> {
     pub(crate) device: u32,
     pub(crate) segments: &'a [Segment],
-    pub(crate) settings: &'a RecordedSettings,
+    pub(crate) settings: &'a AllocatorSettings,
     pub(crate) pools: &'a [(u64, u64)],
 }
 
@@ -252,7 +252,7 @@ impl<'a> RewoundMemory<'a> {
         fits
     }
 
-    fn measure_blocks(&mut self, entries: &[TraceEntry], settings: &RecordedSettings) {
+    fn measure_blocks(&mut self, entries: &[TraceEntry], settings: &AllocatorSettings) {
         let mut blocks: Vec<(u64, ActiveBlock)> =
             self.active.iter().map(|(&address, &block)| (address, block)).collect();
         blocks.sort_unstable_by_key(|(address, _)| *address);
@@ -263,7 +263,7 @@ impl<'a> RewoundMemory<'a> {
             let segment = segment.filter(|segment| address < segment.end());
             UnmeasuredBlock { address, requested: block.requested, neighbour, segment }
         });
-        for found in measure(unmeasured, entries, &settings.applied_to(AllocatorSettings::default())) {
+        for found in measure(unmeasured, entries, settings) {
             if let Some(block) = self.active.get_mut(&found.address) {
                 block.size = Some(found.size);
             }
@@ -426,7 +426,7 @@ mod tests {
 
     fn rewound(entries: &[TraceEntry], segments: &[Segment]) -> (InitialMemory, u64) {
         rewind(
-            &RecordingEnd { device: 0, segments, settings: &RecordedSettings::default(), pools: &[] },
+            &RecordingEnd { device: 0, segments, settings: &AllocatorSettings::default(), pools: &[] },
             entries,
             &NoProgress,
         )

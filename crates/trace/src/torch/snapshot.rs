@@ -9,7 +9,9 @@ use std::{
 
 use crate::interner::Interner;
 use oomph_base::{Address, FileText, StreamId};
-use oomph_pytorch::{RecordedSettings, ReleaseSpan};
+use oomph_pytorch::RecordedSettings;
+
+use super::{HostMemory, RecordedRelease};
 
 /// A memory snapshot.
 #[derive(Clone, Debug, Default)]
@@ -30,10 +32,29 @@ pub struct Snapshot {
     pub pools: Vec<(u64, u64)>,
     /// Notes of entries, by number; the first is empty.
     pub notes: Vec<EntryNote>,
-    /// The releases of PyTorch that write such entries; `None` without entries.
-    pub release: Option<ReleaseSpan>,
+    /// Page-locked memory of the host.
+    pub host: HostMemory,
+    /// The release of PyTorch that wrote it.
+    pub release: RecordedRelease,
+    /// Where the settings come from.
+    pub settings_from: SettingsOrigin,
     /// What the file does not contain, one sentence each.
     pub missing: Vec<String>,
+    /// What its release does not write yet, one sentence each.
+    pub not_yet: Vec<String>,
+}
+
+/// Where the settings of a recording come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SettingsOrigin {
+    /// The file.
+    #[default]
+    File,
+    /// The user.
+    Given,
+    /// Nothing names them: PyTorch's defaults are assumed.
+    Unknown,
 }
 
 /// One recorded action of the allocator. 40 bytes.
@@ -100,6 +121,8 @@ pub struct EntryNote {
     pub compile_context: Arc<str>,
     /// The metadata that the user set.
     pub user_metadata: Arc<str>,
+    /// The metadata that the allocator set.
+    pub internal_metadata: Arc<str>,
 }
 
 /// Memory from the driver: one `cudaMalloc`, or one contiguous mapped range of an expandable segment.

@@ -1,5 +1,5 @@
-//! Writes a [`Snapshot`] as PyTorch 2.11 would: a pickle of protocol 4 with the same keys and types, so that Python's
-//! `pickle.load` and the viewer at pytorch.org/memory_viz open it.
+//! Writes a [`Snapshot`] as PyTorch of its release would: a pickle of protocol 4 with the same keys and types, so that
+//! Python's `pickle.load` and the viewer at pytorch.org/memory_viz open it.
 //!
 //! It uses only opcodes that real files contain. Stacks, frames and texts are written once and then referenced, as in
 //! PyTorch.
@@ -11,10 +11,12 @@ use std::{
 };
 
 use super::{
-    Action, Annotation, AnnotationEdge, RecordedSettings, RecordedValue, Segment, SegmentKind, Snapshot, SnapshotBlock,
-    SnapshotBlockState, StackId, TraceEntry, keys::SnapshotWord, pickle::opcode as op,
+    Action, Annotation, AnnotationEdge, EntryNote, HostSegment, RecordedSettings, RecordedValue, Segment, SegmentKind,
+    Snapshot, SnapshotBlock, SnapshotBlockState, StackId, TraceEntry, keys::SnapshotWord, pickle::opcode as op,
+    release::writes,
 };
 use oomph_base::Progress;
+use oomph_pytorch::Release;
 
 /// Python appends this many items to a list at a time.
 const BATCH: usize = 1000;
@@ -34,6 +36,7 @@ impl Snapshot {
         progress.begin_stage("writing the file", self.traces.iter().map(|trace| trace.len() as u64).sum());
         let mut writer = SnapshotWriter {
             snapshot: self,
+            release: self.release.assumed(),
             to,
             progress,
             memorised: 0,
@@ -48,6 +51,7 @@ impl Snapshot {
 
 struct SnapshotWriter<'a, W> {
     snapshot: &'a Snapshot,
+    release: Release,
     to: W,
     progress: &'a dyn Progress,
     /// The number of memoized values.
@@ -67,13 +71,41 @@ impl<'a, W: Write> SnapshotWriter<'a, W> {
         self.list(&snapshot.segments, Self::segment)?;
         self.word(SnapshotWord::DeviceTraces)?;
         self.list(&snapshot.traces, |writer, trace| writer.trace(trace))?;
-        self.word(SnapshotWord::AllocatorSettings)?;
-        self.settings(&snapshot.settings)?;
-        self.word(SnapshotWord::ExternalAnnotations)?;
-        self.list(&snapshot.annotations, Self::annotation)?;
+        if self.has(SnapshotWord::AllocatorSettings) {
+            self.word(SnapshotWord::AllocatorSettings)?;
+            self.settings(&snapshot.settings)?;
+        }
+        if self.has(SnapshotWord::ExternalAnnotations) {
+            self.word(SnapshotWord::ExternalAnnotations)?;
+            self.list(&snapshot.annotations, Self::annotation)?;
+        }
+        if self.has(SnapshotWord::HostSegments) {
+            self.word(SnapshotWord::HostSegments)?;
+            self.list(&snapshot.host.segments, Self::host_segment)?;
+            self.word(SnapshotWord::HostTraces)?;
+            self.trace(&snapshot.host.entries)?;
+        }
         self.close_dict()?;
         self.code(op::STOP)?;
         self.to.flush()
+    }
+
+    /// Whether the release of the snapshot writes a key.
+    fn has(&self, word: SnapshotWord) -> bool {
+        writes(self.release, word)
+    }
+
+    /// A buffer of page-locked memory, which PyTorch writes like a segment with one block.
+    fn host_segment(&mut self, segment: &'a HostSegment) -> io::Result<()> {
+        let HostSegment { address, size, state } = *segment;
+        let allocated = if state == SnapshotBlockState::Allocated { size } else { 0 };
+        let active = if state == SnapshotBlockState::Inactive { 0 } else { size };
+        self.open_dict()?;
+        self.number(SnapshotWord::Address, address.0)?;
+        self.number(SnapshotWord::TotalSize, size)?;
+        self.number(SnapshotWord::AllocatedSize, allocated)?;
+        self.number(SnapshotWord::ActiveSize, active)?;
+        self.close_dict()
     }
 
     fn segment(&mut self, segment: &'a Segment) -> io::Result<()> {
@@ -90,12 +122,14 @@ impl<'a, W: Write> SnapshotWriter<'a, W> {
             SegmentKind::Small => SnapshotWord::Small,
             SegmentKind::Large => SnapshotWord::Large,
         })?;
-        self.word(SnapshotWord::SegmentPoolId)?;
-        self.pool(segment.pool)?;
-        self.word(SnapshotWord::IsExpandable)?;
-        self.bool(segment.expandable)?;
-        self.word(SnapshotWord::Frames)?;
-        self.stack(segment.stack)?;
+        if self.has(SnapshotWord::SegmentPoolId) {
+            self.word(SnapshotWord::SegmentPoolId)?;
+            self.pool(segment.pool)?;
+            self.word(SnapshotWord::IsExpandable)?;
+            self.bool(segment.expandable)?;
+            self.word(SnapshotWord::Frames)?;
+            self.stack(segment.stack)?;
+        }
         self.word(SnapshotWord::Blocks)?;
         self.list(&segment.blocks, Self::block)?;
         self.close_dict()
@@ -103,7 +137,11 @@ impl<'a, W: Write> SnapshotWriter<'a, W> {
 
     fn block(&mut self, block: &'a SnapshotBlock) -> io::Result<()> {
         self.open_dict()?;
-        self.number(SnapshotWord::Address, block.address.0)?;
+        // 2.0 has the size, and what it calls the history.
+        let is_numbered = self.has(SnapshotWord::IsExpandable);
+        if is_numbered {
+            self.number(SnapshotWord::Address, block.address.0)?;
+        }
         self.number(SnapshotWord::Size, block.size)?;
         self.number(SnapshotWord::RequestedSize, block.requested_size)?;
         self.word(SnapshotWord::State)?;
@@ -112,6 +150,20 @@ impl<'a, W: Write> SnapshotWriter<'a, W> {
             SnapshotBlockState::PendingFree => SnapshotWord::ActivePendingFree,
             SnapshotBlockState::Inactive => SnapshotWord::Inactive,
         })?;
+        if is_numbered {
+            self.word(SnapshotWord::Frames)?;
+            self.stack(block.stack)?;
+        } else {
+            self.word(SnapshotWord::History)?;
+            self.list(std::slice::from_ref(block), Self::history)?;
+        }
+        self.close_dict()
+    }
+
+    fn history(&mut self, block: &'a SnapshotBlock) -> io::Result<()> {
+        self.open_dict()?;
+        self.number(SnapshotWord::Addr, block.address.0)?;
+        self.number(SnapshotWord::RealSize, block.requested_size)?;
         self.word(SnapshotWord::Frames)?;
         self.stack(block.stack)?;
         self.close_dict()
@@ -128,15 +180,14 @@ impl<'a, W: Write> SnapshotWriter<'a, W> {
         self.number(place, entry.address.0)?;
         self.number(SnapshotWord::Size, entry.size)?;
         self.number(SnapshotWord::Stream, self.stream_handle(entry.stream.index()))?;
-        self.number(SnapshotWord::TimeUs, entry.time_us)?;
-        let note = self.snapshot.notes.get(entry.note as usize);
-        self.word(SnapshotWord::CompileContext)?;
-        self.text(note.map_or(SnapshotWord::NotApplicable.text(), |note| &note.compile_context))?;
-        self.word(SnapshotWord::UserMetadata)?;
-        self.text(note.map_or("", |note| &note.user_metadata))?;
-        if let Some(&pool) = entry.pool.and_then(|pool| self.snapshot.pools.get(pool as usize)) {
+        if self.has(SnapshotWord::TimeUs) {
+            self.number(SnapshotWord::TimeUs, entry.time_us)?;
+        }
+        self.entry_note(self.snapshot.notes.get(entry.note as usize))?;
+        if self.has(SnapshotWord::PoolId) {
+            let pool = entry.pool.and_then(|pool| self.snapshot.pools.get(pool as usize));
             self.word(SnapshotWord::PoolId)?;
-            self.pool(pool)?;
+            self.pool(pool.copied().unwrap_or_default())?;
         }
         // PyTorch omits the key if it recorded no stacks.
         if self.stacks.len() > 1 {
@@ -144,6 +195,24 @@ impl<'a, W: Write> SnapshotWriter<'a, W> {
             self.stack(entry.stack)?;
         }
         self.close_dict()
+    }
+
+    fn entry_note(&mut self, note: Option<&'a EntryNote>) -> io::Result<()> {
+        if self.has(SnapshotWord::CompileContext) {
+            self.word(SnapshotWord::CompileContext)?;
+            self.text(note.map_or(SnapshotWord::NotApplicable.text(), |note| &note.compile_context))?;
+        }
+        if self.has(SnapshotWord::UserMetadata) {
+            self.word(SnapshotWord::UserMetadata)?;
+            self.text(note.map_or("", |note| &note.user_metadata))?;
+        }
+        match note.filter(|note| !note.internal_metadata.is_empty() && self.has(SnapshotWord::InternalMetadata)) {
+            Some(note) => {
+                self.word(SnapshotWord::InternalMetadata)?;
+                self.text(&note.internal_metadata)
+            }
+            None => Ok(()),
+        }
     }
 
     fn annotation(&mut self, annotation: &'a Annotation) -> io::Result<()> {

@@ -162,10 +162,11 @@ impl Caching {
         for (place, segment) in segments.iter().enumerate().filter(|(_, segment)| !segment.mapped) {
             alike.entry((self.blocks[heads[place]].region, segment.bytes)).or_default().push(place);
         }
-        for places in alike.values() {
+        for places in alike.values_mut() {
+            places.sort_unstable_by_key(|&place| segments[place].address);
             let mut in_order: Vec<u32> = places.iter().map(|&place| heads[place]).collect();
             in_order.sort_unstable_by_key(|&head| self.blocks[head].address);
-            for (&place, head) in places.iter().zip(in_order) {
+            for (&mut place, head) in places.iter_mut().zip(in_order) {
                 heads[place] = head;
             }
         }
