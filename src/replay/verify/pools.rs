@@ -141,7 +141,7 @@ impl<'a> PoolGuess<'a> {
             pools: Vec::new(),
             constraints: Vec::new(),
             requests: Vec::new(),
-            oversize: recording.settings.in_force().map_or(0, |settings| settings.max_split_size),
+            oversize: recording.settings_in_force().map_or(0, |settings| settings.max_split_size),
             recorded: Vec::new(),
             last_use: HashMap::new(),
         };
