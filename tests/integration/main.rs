@@ -29,6 +29,7 @@ mod own_limit;
 mod packing;
 mod partition;
 mod plugin;
+mod private_pools;
 mod progress;
 mod ranks;
 mod record;
