@@ -81,9 +81,9 @@ class Program:
         return parts
 
     def change_settings(self):
-        """New settings on the way. With expandable segments the split limit stays: PyTorch fails if it changes."""
+        """New settings on the way. The split limit stays where memory is short: PyTorch then frees memory in use."""
         lasting = ["expandable_segments"]
-        if "expandable_segments:True" in self.settings:
+        if "expandable_segments:True" in self.settings or self.capacity < self.total or self.fraction is not None:
             lasting.append("max_split_size_mb")
         parts_of = lambda text: [part for part in re.split(r",(?![^[]*\])", text) if part]
         lasts = lambda part: part.split(":")[0] in lasting
