@@ -7,6 +7,7 @@
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."
+command="tools/torch-oracle/releases.sh $*"
 publish=
 if [ "${1:-}" = --publish ]; then publish=1; shift; fi
 programs=${1:?usage: releases.sh [--publish] PROGRAMS [VERSION...]}
@@ -60,7 +61,7 @@ programs end early.
 
 $table
 
-Commit $(git rev-parse --short=12 HEAD)$(git diff --quiet HEAD || echo ' with changes'), $(date -u +%Y-%m-%d). Command: \`tools/torch-oracle/releases.sh --publish $programs\`.
+Commit $(git rev-parse --short=12 HEAD)$(git diff --quiet HEAD || echo ' with changes'), $(date -u +%Y-%m-%d). Command: \`$command\`.
 END
   echo "written: results/releases/README.md"
 fi
