@@ -213,7 +213,7 @@ fn inspect_shows_release_and_host_memory() {
     }
     let (json, _) = run(&folder, &["inspect", path.to_str().unwrap(), "--format", "json"], 0);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
-    let recording = &json["recording"];
+    let recording = &json[0]["recording"];
     assert_eq!((&recording["release"], &recording["pinned"]["requests"]), (&"2.15".into(), &5.into()), "{recording}");
     assert_eq!(recording["pinned"]["peak_allocated_bytes"], 32_768 + 524_288 + 2 * 1_048_576);
 }

@@ -53,7 +53,9 @@ pub(super) fn explain(
     diverged: &Verification,
     progress: &dyn Progress,
 ) -> Option<Verification> {
-    if !matches!(diverged.divergence(), Some(Divergence::Entries { .. })) {
+    // Settings that are not in the file are those of the whole run, as far as is known.
+    let are_of_the_end = recording.settings_from == SettingsOrigin::File;
+    if !are_of_the_end || !matches!(diverged.divergence(), Some(Divergence::Entries { .. })) {
         return None;
     }
     let last = recording.settings_in_force().ok()?;
