@@ -6,7 +6,7 @@ use crate::{
     base::{MIB, Progress},
     pytorch::{AllocatorSettings, UNLIMITED},
     strategy::Setup,
-    trace::torch::Recording,
+    trace::torch::{Recording, SettingsOrigin},
 };
 
 /// Settings, and from where on they were in force.
