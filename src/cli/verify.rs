@@ -440,6 +440,9 @@ fn text(rows: &[VerifyRow]) -> String {
         parts.extend(row.release_known_by.as_ref().map(|release| format!("PyTorch {release}")));
         parts.extend(settings_in_words(row).map(str::to_owned));
         parts.extend(row.divergence.as_ref().map(Divergence::to_string));
+        if row.result == VerifyResult::Diverged {
+            parts.push("or the program changed its settings on the way, which the file does not contain".to_owned());
+        }
         let _ = writeln!(out, "{}", parts.join(", "));
     }
     let total: usize = rows.iter().map(|row| row.entries_agreed).sum();

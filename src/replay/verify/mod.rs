@@ -35,7 +35,7 @@ use self::{
 use crate::{
     base::{Address, Progress},
     strategy::{Setup, Stats, Strategy},
-    trace::torch::{RecordedLimit, RecordedRelease, Recording, RequestPools, SettingsOrigin},
+    trace::torch::{Action, RecordedLimit, RecordedRelease, Recording, RequestPools, SettingsOrigin},
 };
 
 /// PyTorch's own counters, as far as they are known. Snapshots do not contain them.
@@ -240,6 +240,14 @@ fn verify_assuming(
             );
         }
         reasons.extend(order.doubt(&start));
+        let runs_out = recording.witnessed.iter().any(|entry| entry.action == Action::OutOfMemory);
+        if runs_out && setup.limit.is_none() {
+            reasons.push(
+                "it ran out of memory under a limit that the file does not contain: pass it with --limit, or the card with \
+                 --card"
+                    .to_owned(),
+            );
+        }
         if recording.settings_from == SettingsOrigin::Unknown {
             reasons.push(NO_SETTINGS.to_owned());
         }

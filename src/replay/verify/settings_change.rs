@@ -3,8 +3,8 @@
 
 use super::{Assumptions, Counters, Divergence, Verdict, Verification, verify_assuming};
 use crate::{
-    base::{MIB, Progress},
-    pytorch::{AllocatorSettings, UNLIMITED},
+    base::{MIB, NoProgress, Progress},
+    pytorch::{AllocatorSettings, ROUNDUP_INTERVALS, UNLIMITED},
     strategy::Setup,
     trace::torch::{Recording, SettingsOrigin},
 };
@@ -44,8 +44,14 @@ impl SettingsPhase {
     }
 }
 
+/// How many times a program may have changed its settings. With many changes, anything could be explained.
+const MOST_CHANGES: usize = 2;
+
+/// How many entries are read in a search.
+const MOST_ENTRIES: usize = 30_000_000;
+
 /// Explains a divergence by settings that the program changed, if that explains everything: it started with others, and
-/// had those of the recording from the first call on that the others do not explain.
+/// ended with those of the recording. Each phase ends with the first call that its settings do not explain.
 pub(super) fn explain(
     recording: &Recording,
     setup: &Setup<'_>,
@@ -59,34 +65,67 @@ pub(super) fn explain(
         return None;
     }
     let last = recording.settings_in_force().ok()?;
-    let explains = |settings: Vec<SettingsPhase>| {
-        let assumptions = Assumptions { settings, ..Assumptions::of(recording) };
-        verify_assuming(recording, setup, counters, &assumptions, progress)
+    let explains = |phases: &[SettingsPhase]| {
+        let assumptions = Assumptions { settings: phases.to_vec(), ..Assumptions::of(recording) };
+        verify_assuming(recording, setup, counters, &assumptions, &NoProgress)
     };
-    for first in earlier_settings(recording, &last) {
-        let first = SettingsPhase { entry: 0, settings: first };
-        let alone = explains(vec![first.clone()]);
-        let reached = next_call(&alone);
-        if reached <= next_call(diverged) {
-            continue;
+    progress.begin_stage("looking for settings that changed", 0);
+    let mut phases: Vec<SettingsPhase> = Vec::new();
+    let mut reached = next_call(diverged);
+    let mut entries_left = MOST_ENTRIES;
+    for _ in 0..MOST_CHANGES {
+        let begins = phases.last().map_or(0, |_| reached);
+        let mut furthest: Option<(usize, AllocatorSettings)> = None;
+        for settings in other_settings(recording, &last) {
+            entries_left = entries_left.checked_sub(recording.witnessed.len())?;
+            let phase = SettingsPhase { entry: begins, settings: settings.clone() };
+            let place = next_call(&explains(&[&phases[..], &[phase]].concat()));
+            if place > furthest.as_ref().map_or(reached, |(place, _)| *place) {
+                furthest = Some((place, settings));
+            }
         }
+        let (place, settings) = furthest?;
+        phases.push(SettingsPhase { entry: begins, settings });
+        reached = place;
         let change = SettingsPhase { entry: reached, settings: last.clone() };
-        let both = explains(vec![first, change]);
-        if both.verdict == Verdict::Exact {
-            return Some(both);
+        let all = explains(&[&phases[..], &[change]].concat());
+        if all.verdict == Verdict::Exact {
+            return Some(all);
+        }
+        reached = reached.max(next_call(&all));
+        if reached > place {
+            return None;
         }
     }
     None
 }
 
-/// The settings that the program may have started with: those of its text, and the defaults.
-fn earlier_settings(recording: &Recording, last: &AllocatorSettings) -> Vec<AllocatorSettings> {
+/// Settings that the program may have had before the last ones: those of its text, the defaults, and the usual values of
+/// single settings.
+fn other_settings(recording: &Recording, last: &AllocatorSettings) -> Vec<AllocatorSettings> {
     let defaults = AllocatorSettings::of_release(last.release);
     let of_text = defaults.updated(recording.settings.conf()).ok();
-    let mut earlier: Vec<AllocatorSettings> = of_text.into_iter().chain([defaults]).collect();
-    earlier.dedup();
-    earlier.retain(|settings| settings != last);
-    earlier
+    let mut others: Vec<AllocatorSettings> = of_text.into_iter().chain([defaults.clone()]).collect();
+    for base in [last, &defaults] {
+        let toggled = AllocatorSettings { expandable_segments: !base.expandable_segments, ..base.clone() };
+        for base in [base.clone(), toggled] {
+            let unsplit = AllocatorSettings { max_split_size: UNLIMITED, ..base.clone() };
+            for base in [base.clone(), unsplit] {
+                others.extend([0, 2, 4, 8].map(|parts| AllocatorSettings {
+                    roundup_power2_divisions: [parts; ROUNDUP_INTERVALS],
+                    ..base.clone()
+                }));
+                others.push(base);
+            }
+        }
+    }
+    let mut distinct: Vec<AllocatorSettings> = Vec::new();
+    for settings in others.into_iter().filter(|settings| settings != last) {
+        if !distinct.contains(&settings) {
+            distinct.push(settings);
+        }
+    }
+    distinct
 }
 
 /// The first entry of the call at which the model and the recording parted.
