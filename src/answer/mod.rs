@@ -4,7 +4,7 @@
 //! [`techniques`]: what saves memory, and at what cost. [`claims`]: which published statements about memory are true.
 //! [`leaks`]: whether memory grows from step to step. [`holders`]: who requested memory and who holds it. [`compare`]:
 //! what changed from one run to another. [`summary`]: memory at one moment. [`ranks`]: one answer for all ranks of a
-//! program. This module reads no arguments, prints nothing and formats nothing.
+//! program. [`releases`]: a program under several releases of PyTorch. This module reads no arguments, prints nothing and formats nothing.
 
 pub mod advise;
 pub mod claims;
@@ -12,6 +12,7 @@ pub mod compare;
 pub mod holders;
 pub mod leaks;
 pub mod ranks;
+pub mod releases;
 pub mod summary;
 pub mod techniques;
 pub mod threshold;

@@ -10,6 +10,7 @@ use crate::{
     answer::{
         claims::ClaimRecord,
         ranks::RankComparison,
+        releases::ReleaseRow,
         techniques::TechniqueRecord,
         threshold::{LargestRecord, ThresholdRecord},
     },
@@ -55,6 +56,7 @@ fn files() -> Result<Vec<(&'static str, String)>, ReportError> {
     let by_rank = RankReport::<LeakReport> { ranks: &ranks, answers: Vec::new() };
     Ok(vec![
         ("runs.csv", to_checked_csv::<CaseRecord>(&[])?),
+        ("replay --release", Vec::<ReleaseRow>::new().csv()?),
         ("comparison.csv", comparison_csv(&[], "")?),
         ("timings.csv", to_checked_csv::<TimingRecord>(&[])?),
         ("plan.csv", to_checked_csv::<PlannedCase>(&[])?),

@@ -25,6 +25,7 @@ mod progress;
 mod ranks;
 mod record;
 mod replay;
+mod replay_releases;
 mod report;
 mod run;
 mod signals;

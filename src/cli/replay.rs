@@ -17,12 +17,14 @@ use super::{
     options::{DeviceOptions, Format, NeedsOptions, WorkerOptions},
     output,
     progress::Stages,
+    replay_releases,
     source::{self, RecordedProgram, SourceSettings, source_argument},
 };
 use crate::{
     base::{Progress, text_path},
     device::DeviceSpec,
     measure::{CaseDetail, CaseLabel, CaseRecord, Status, TimingRecord},
+    pytorch::Release,
     replay::{OnOutOfMemory, Pace},
     report::{
         self,
@@ -50,6 +52,8 @@ Examples:
   oomph replay gpt-124m --strategy caching --strategy plugin:./my_allocator.so,alloc:my_alloc,free:my_free
   PYTORCH_ALLOC_CONF=expandable_segments:True oomph replay training --strategy caching:env
   oomph replay snapshot.pickle --strategy caching:recorded
+  oomph replay snapshot.pickle --strategy caching:release:2.13,expandable_segments:True
+  oomph replay snapshot.pickle --release 2.11,2.15                 what changes from one PyTorch to another
 
 `caching:recorded` is PyTorch's allocator with the settings of the recording. A PyTorch snapshot is replayed under the
 memory limit of its program, if the recording implies one; --limit sets another.")]
@@ -87,6 +91,11 @@ pub struct Args {
     /// Threads share the strategy under one lock, each with its own copy of the pattern.
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
+    /// The release of PyTorch whose allocator `caching` is, such as 2.13 [default: that of a recording if it is known,
+    /// otherwise 2.11]. With several, such as 2.11,2.15, one table shows peaks, OOMs and how many requests get another
+    /// address than under the first.
+    #[arg(long, value_name = "RELEASE,..", value_delimiter = ',')]
+    release: Vec<Release>,
     /// Output format.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -103,11 +112,18 @@ pub fn run(args: Args) -> CommandResult {
             "--threads prints its times as a table only; `oomph run` writes them to timings.csv"
         )));
     }
+    if args.release.len() > 1 && (!args.threads.is_empty() || args.exports.is_asked() || args.export_snapshot.is_some()) {
+        let message = "several releases are compared in one table: leave out --threads and --export-...; --format writes CSV and JSON";
+        return Err(CommandError::usage(anyhow!(message)));
+    }
     let device = args.device.spec()?;
     let opened = open_sources(&args)?;
     let stages = Stages::of(&args.title());
     let cases = cases(&args, &device, &opened, &stages)?;
     let stop = exit::stop_flag(StopPolicy::AtOnce)?;
+    if args.release.len() > 1 {
+        return replay_releases::run(&cases, args.format, &stages, &stop);
+    }
     let runner = args.workers.runner(&cases, Some(&stop))?;
     let mut records: Vec<Option<CaseRecord>> = vec![None; cases.len()];
     let mut details: Vec<Option<CaseDetail>> = vec![None; cases.len()];
@@ -203,7 +219,8 @@ fn open_sources(args: &Args) -> Result<Vec<ReplaySource>, CommandError> {
     let typed = source::resolved_strategies(&args.strategy)?;
     let names: Vec<String> = opened.iter().map(|source| source.label.clone()).collect();
     for source in &mut opened {
-        source.strategies = source::strategies_of_recording(&typed, &source.origin.shown(), source.program.as_ref())?;
+        let specs = source::strategies_of_recording(&typed, &source.origin.shown(), source.program.as_ref())?;
+        source.strategies = replay_releases::strategies_at(specs, &args.release, &args.strategy)?;
         if names.iter().filter(|name| **name == source.label).count() > 1 {
             source.label = source.origin.shown();
         }

@@ -17,7 +17,8 @@ use crate::{
     device::{CallKind, CallLedger, Device, DeviceClock},
     plan::MemoryNeeds,
     replay::OomCause,
-    strategy::{Refusal, Strategy},
+    pytorch::Release,
+    strategy::{Refusal, Strategy, StrategySpec},
     trace::Category,
 };
 
@@ -65,6 +66,8 @@ pub struct CaseRecord {
     pub workload: String,
     /// See [`CaseLabel::strategy`].
     pub strategy: String,
+    /// The release of PyTorch whose allocator the strategy is; empty for other strategies.
+    pub release: Option<Release>,
     /// See [`CaseLabel::device`].
     pub device: String,
     /// See [`CaseLabel::limit`].
@@ -279,6 +282,7 @@ impl CaseRecord {
             suite: label.suite.clone(),
             workload: label.workload.clone(),
             strategy: label.strategy.clone(),
+            release: label.release(),
             device: label.device.clone(),
             limit_bytes: label.limit,
             seed: label.seed,
@@ -304,13 +308,14 @@ impl CaseRecord {
         if measured.clock.is_some() {
             return measured;
         }
-        let CaseRecord { case_id, suite, workload, strategy, device, limit_bytes, seed, repeat, status, .. } = measured;
+        let CaseRecord { case_id, suite, workload, strategy, release, device, limit_bytes, seed, repeat, status, .. } = measured;
         CaseRecord {
             schema: SCHEMA,
             case_id,
             suite,
             workload,
             strategy,
+            release,
             device,
             limit_bytes,
             seed,
@@ -385,6 +390,12 @@ impl CaseLabel {
             id.push_str(&format!("x{}", self.repeat));
         }
         id
+    }
+
+    /// The release of PyTorch whose allocator the strategy is, if it is one.
+    #[must_use]
+    pub fn release(&self) -> Option<Release> {
+        StrategySpec::from(self.strategy.as_str()).release()
     }
 }
 

@@ -24,6 +24,7 @@ mod partition;
 mod plan;
 pub mod plot;
 mod ranks;
+mod releases;
 mod render;
 mod rows;
 mod scenario;

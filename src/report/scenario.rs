@@ -9,6 +9,7 @@ use super::{ReportError, rows};
 use crate::{
     base::Bytes,
     measure::{CaseRecord, SCHEMA, Status, digits},
+    pytorch::Release,
 };
 
 /// Everything that must be equal before two strategies may be compared. Simulated and real devices
@@ -117,6 +118,7 @@ pub(super) struct ComparisonRow {
     repeat: u32,
     base: String,
     strategy: String,
+    release: Option<Release>,
     status: Status,
     ooms: Option<u64>,
     peak_allocated_bytes: Option<u64>,
@@ -159,6 +161,7 @@ impl ComparisonRow {
             repeat: record.repeat,
             base: base.to_owned(),
             strategy: record.strategy.clone(),
+            release: record.release,
             status: record.status,
             ooms: record.ooms,
             peak_allocated_bytes: record.peak_allocated_bytes,

@@ -152,7 +152,7 @@ const KEYS: [(&str, Release); 22] = [
     ("pinned_max_cached_size_mb", Release::new(13)),
     ("pinned_max_round_threshold_mb", Release::new(13)),
     ("pinned_num_register_threads", Release::new(2)),
-    ("pinned_reserve_segment_size_mb", Release::new(11)),
+    ("pinned_reserve_segment_size_mb", Release::new(10)),
     ("pinned_use_background_threads", Release::new(6)),
     ("pinned_use_cuda_host_register", Release::new(2)),
     ("pinned_use_hip_host_register", Release::new(2)),
@@ -387,7 +387,10 @@ impl<'a> TokenReader<'a> {
 
     /// Skips a list of names and values.
     fn skip_list(&mut self, key: &'static str) -> Parsed<()> {
-        self.value(key)?;
+        match self.value(key)? {
+            "[" => {}
+            other => return Err(bad(key, other, "a list [NAME:SHARE,...]")),
+        }
         while self.token() != Some("]") {
             self.place += 1;
             self.token().ok_or(AllocatorSettingsError::OpenList { key })?;
@@ -579,6 +582,60 @@ mod tests {
         ] {
             assert_eq!(read(text).unwrap_err().to_string(), message);
         }
+    }
+
+    #[test]
+    fn first_release_of_a_setting_is_known() {
+        for (key, value, since) in [
+            ("expandable_segments", "True", 1),
+            ("release_lock_on_cudamalloc", "True", 2),
+            ("pinned_use_background_threads", "True", 6),
+            ("max_non_split_rounding_mb", "40", 6),
+            ("graph_capture_record_stream_reuse", "True", 9),
+            ("per_process_memory_fraction", "0.5", 10),
+            ("large_segment_size_mb", "32", 11),
+            ("throw_on_cudamalloc_oom", "True", 12),
+            ("pinned_max_cached_size_mb", "40", 13),
+            ("expandable_segments_reserve", "0.5", 15),
+            ("expandable_segments_reserve_by_class", "[a:0.5,b:2G]", 15),
+        ] {
+            let text = format!("{key}:{value}");
+            let of_release = |minor| AllocatorSettings::of_release(Release::new(minor)).updated(&text);
+            assert!(of_release(since).is_ok(), "{text}: {:?}", of_release(since));
+            let message = of_release(since - 1).unwrap_err().to_string();
+            assert_eq!(message, format!("PyTorch 2.{} has no setting '{key}': it exists since 2.{since}", since - 1));
+        }
+    }
+
+    #[test]
+    fn releases_read_the_same_text_in_their_own_way() {
+        let read = |minor, text| AllocatorSettings::of_release(Release::new(minor)).updated(text);
+        let list = "roundup_power2_divisions:[1:2,4:4,>:8]";
+        assert_eq!(read(9, list).unwrap().roundup_power2_divisions[..4], [2, 0, 8, 8]);
+        assert_eq!(read(10, list).unwrap().roundup_power2_divisions[..4], [2, 0, 4, 8]);
+        assert!(read(3, "roundup_power2_divisions:[1:0]").is_err() && read(4, "roundup_power2_divisions:[1:0]").is_ok());
+        assert!(read(9, "max_split_size_mb:20").is_err() && read(10, "max_split_size_mb:20").is_ok());
+        // Separators are checked up to 2.9, and whole numbers have 32 bits.
+        let wrong = read(9, "max_split_size_mb,40").unwrap_err().to_string();
+        assert_eq!(wrong, "',' where the settings need ':'");
+        assert!(read(10, "max_split_size_mb,40").is_ok());
+        assert!(read(9, "max_split_size_mb:4294967296").is_err() && read(10, "max_split_size_mb:4294967296").is_ok());
+        let kept = read(10, "max_non_split_rounding_mb:64").unwrap().updated("").unwrap();
+        let reset = read(11, "max_non_split_rounding_mb:64").unwrap().updated("").unwrap();
+        assert_eq!((kept.max_non_split_rounding, reset.max_non_split_rounding), (64 * MIB, LARGE_BUFFER));
+    }
+
+    #[test]
+    fn sizes_of_address_ranges_are_shares_or_gibibytes() {
+        let read = |value: &str| {
+            let text = format!("expandable_segments_reserve:{value}");
+            AllocatorSettings::of_release(Release::new(15)).updated(&text).unwrap().range_reserve
+        };
+        assert_eq!(read("0.5").map(|reserve| reserve.bytes(80 * GIB)), Some(40 * GIB));
+        assert_eq!(read("2G").map(|reserve| reserve.bytes(80 * GIB)), Some(2 * GIB));
+        assert_eq!(read("1e20G").map(|reserve| reserve.bytes(80 * GIB)), Some(u64::MAX));
+        // PyTorch warns and goes on.
+        assert!(["x", "0", "-1", "12X"].into_iter().all(|value| read(value).is_none()));
     }
 
     #[test]

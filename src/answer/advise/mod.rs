@@ -148,6 +148,8 @@ pub struct AdviceRow {
     pub settings: Option<String>,
     /// The strategy that was replayed.
     pub strategy: String,
+    /// The release of PyTorch whose allocator the strategy is; empty for other strategies.
+    pub release: Option<Release>,
     /// Whether the program has these settings now.
     pub current: bool,
     /// Whether they are recommended.
@@ -355,6 +357,7 @@ impl AdviceQuestion<'_> {
         let mut row = AdviceRow {
             settings: candidate.settings.clone(),
             strategy: candidate.strategy.to_string(),
+            release: candidate.strategy.release(),
             ..AdviceRow::default()
         };
         let tried =

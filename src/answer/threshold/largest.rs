@@ -169,6 +169,7 @@ fn unanswered(question: &LargestQuestion<'_>, device: &DeviceSpec) -> Result<Lar
         schema: SCHEMA,
         workload: question.recipe.clone().workload().map_err(Box::new)?.name().to_owned(),
         strategy: question.strategy.to_string(),
+        release: question.strategy.release(),
         device: question.device.to_string(),
         repeat: question.repeat,
         limit_enforcer: question.cap,

@@ -28,6 +28,7 @@ use crate::{
     device::{CallKind, CallLedger, DeviceSpecError},
     measure::{CaseLabel, Obstacle, OomReport, SCHEMA, Status, digits, lost_share, on_one_line, ooms::OomRecorder},
     models::WorkloadError,
+    pytorch::Release,
     replay::{
         FailedRequest, LimitEnforcer, LiveBlock, Observer, OomCause, Replay, ReplayError, ReplayMoment, ReplayOutcome,
         ReplayRun,
@@ -241,6 +242,8 @@ pub struct ThresholdRecord {
     pub workload: String,
     /// See [`CaseLabel::strategy`].
     pub strategy: String,
+    /// The release of PyTorch whose allocator the strategy is; empty for other strategies.
+    pub release: Option<Release>,
     /// The simulated device that was searched on.
     pub device: String,
     /// See [`CaseLabel::seed`].
@@ -371,6 +374,7 @@ impl ThresholdDetail {
             suite: label.suite.clone(),
             workload: label.workload.clone(),
             strategy: label.strategy.clone(),
+            release: label.release(),
             device: label.device.clone(),
             seed: label.seed,
             repeat: label.repeat,
@@ -400,6 +404,8 @@ pub struct LargestRecord {
     pub workload: String,
     /// The strategy as users type it.
     pub strategy: String,
+    /// The release of PyTorch whose allocator the strategy is; empty for other strategies.
+    pub release: Option<Release>,
     /// The simulated device.
     pub device: String,
     /// Rounds back to back.

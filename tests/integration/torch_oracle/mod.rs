@@ -131,6 +131,11 @@ fn settings_are_accepted_and_refused_alike() {
         // refused text changes nothing.
         let refused = |line: &&String| line.starts_with("refused");
         let ours = ours::run(program);
+        if !theirs.finished {
+            // Up to 2.9 the parser reads past the end of a list that is not closed.
+            assert!(ours.lines.iter().any(|line| refused(&line)), "PyTorch crashes on accepted settings:\n{program}");
+            continue;
+        }
         if theirs.lines.iter().any(|line| refused(&line)) || ours.lines.iter().any(|line| refused(&line)) {
             let (theirs, ours) = (theirs.lines.iter().find(refused), ours.lines.iter().find(refused));
             assert_eq!(theirs, ours, "settings accepted by one and refused by the other:\n{program}");
