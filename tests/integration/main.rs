@@ -36,6 +36,7 @@ mod record;
 mod recorded;
 mod recordings;
 mod releases;
+mod replay_releases;
 mod report;
 mod report_browser;
 mod resnet_truth;

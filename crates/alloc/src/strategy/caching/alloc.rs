@@ -151,7 +151,8 @@ impl Caching {
     /// (`try_mempool_fallback`). Such a pool does not grow for it.
     ///
     /// PyTorch routes the request to the pool for the search. Where other requests are routed to it
-    /// already, this fails an assertion, and the user that it added to the pool stays.
+    /// already, this raises an error, and the user that it added to the pool stays: a bug of 2.8 to
+    /// 2.15.
     fn alloc_from_fallback_pools(
         &mut self,
         stream: StreamId,
@@ -165,9 +166,12 @@ impl Caching {
         for pool in self.pools.fallbacks() {
             if self.pools.is_routed_to(pool) {
                 self.pools.pools[pool as usize].users += 1;
-                return Err(self.failed_assertion(
-                    "a request of the default pool falls back on a pool with use_on_oom while other requests go to it",
-                ));
+                let reason = format!(
+                    "PyTorch {} raises 'already recording to mempool_id', a known bug: a request of the default pool falls \
+                     back on a pool with use_on_oom while other requests go to that pool",
+                    self.settings.release
+                );
+                return Err(StrategyError::Refused(reason));
             }
             let arena = self.pools.arena(pool * 2 + u32::from(request.rounded > SMALL_SIZE), stream);
             let served = self.alloc_cached(arena, RoundedRequest { expandable, ..request });

@@ -1,4 +1,5 @@
-//! `caching`: the decisions of PyTorch 2.11's CUDACachingAllocator, made several times faster.
+//! `caching`: the decisions of PyTorch's CUDACachingAllocator, of any release from 2.0 to 2.15, made
+//! several times faster.
 //!
 //! Every rule follows a function of `c10/cuda/CUDACachingAllocator.cpp` and names it. The rules
 //! include PyTorch's oddities (no second search after cached memory was released; a limit that is
@@ -13,6 +14,8 @@ mod pools;
 mod release;
 mod resume;
 mod statistics;
+#[cfg(test)]
+mod release_vectors;
 #[cfg(test)]
 mod vectors;
 
@@ -36,7 +39,7 @@ use oomph_pytorch::{
 pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     name: "caching",
     summary: "PyTorch's caching allocator, with all its settings",
-    origin: "CUDACachingAllocator of PyTorch 2.11, checked call by call against the real library",
+    origin: "CUDACachingAllocator of PyTorch 2.1 to 2.15, checked call by call against the real libraries",
     parameters: PARAMETERS,
     variants: &[
         "expandable_segments:True",

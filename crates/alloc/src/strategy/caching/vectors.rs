@@ -10,15 +10,15 @@ use crate::strategy::{
 use oomph_base::{GIB, MIB, SiteId, StreamId, ThreadId};
 use oomph_pytorch::AllocatorSettings;
 
-const DEVICE: u64 = 80 * GIB;
+pub(super) const DEVICE: u64 = 80 * GIB;
 
 /// An allocator on its device. Everything that happens is written down in a short form:
 /// `segment@0+20` is a segment of 20 MiB at the start of the segments, `map@E40+20` a mapping 40
 /// MiB into the first range.
-struct Bench {
-    device: StandInDevice,
-    caching: Caching,
-    log: Vec<String>,
+pub(super) struct Bench {
+    pub(super) device: StandInDevice,
+    pub(super) caching: Caching,
+    pub(super) log: Vec<String>,
 }
 
 fn place(address: u64) -> String {
@@ -35,18 +35,18 @@ fn mebibytes(bytes: u64) -> String {
 }
 
 impl Bench {
-    fn new(settings: &str, limit_mib: Option<u64>) -> Bench {
+    pub(super) fn new(settings: &str, limit_mib: Option<u64>) -> Bench {
         Bench::on(StandInDevice::new(DEVICE, DEVICE, false), settings, limit_mib)
     }
 
-    fn on(device: StandInDevice, settings: &str, limit_mib: Option<u64>) -> Bench {
+    pub(super) fn on(device: StandInDevice, settings: &str, limit_mib: Option<u64>) -> Bench {
         use crate::device::Device;
         let setup = Setup { props: device.props(), limit: limit_mib.map(|limit| limit * MIB) };
-        let caching = Caching::new(AllocatorSettings::default().updated(settings).unwrap(), &setup);
+        let caching = Caching::new(AllocatorSettings::with_release(settings).unwrap(), &setup);
         Bench { device, caching, log: Vec::new() }
     }
 
-    fn call<R>(&mut self, call: impl FnOnce(&mut Caching, &mut Context<'_>) -> R) -> R {
+    pub(super) fn call<R>(&mut self, call: impl FnOnce(&mut Caching, &mut Context<'_>) -> R) -> R {
         let mut events = Vec::new();
         let result = call(&mut self.caching, &mut Context { device: &mut self.device, sink: &mut events });
         self.log.extend(events.into_iter().map(|event| match event {
@@ -69,7 +69,7 @@ impl Bench {
         result
     }
 
-    fn try_alloc(&mut self, bytes: u64, stream: u16) -> Result<Attempt, StrategyError> {
+    pub(super) fn try_alloc(&mut self, bytes: u64, stream: u16) -> Result<Attempt, StrategyError> {
         let request = Request { bytes, stream: StreamId(stream), thread: ThreadId(0), site: SiteId(0) };
         let attempt = self.call(|caching, cx| caching.alloc(cx, &request));
         if let Ok(Attempt::Served(block, _)) = attempt {
@@ -78,46 +78,46 @@ impl Bench {
         attempt
     }
 
-    fn alloc(&mut self, bytes: u64) -> Block {
+    pub(super) fn alloc(&mut self, bytes: u64) -> Block {
         match self.try_alloc(bytes, 0).unwrap() {
             Attempt::Served(block, _) => block,
             Attempt::OutOfMemory(shortage) => panic!("{shortage:?}"),
         }
     }
 
-    fn short_of(&mut self, bytes: u64) -> Shortage {
+    pub(super) fn short_of(&mut self, bytes: u64) -> Shortage {
         match self.try_alloc(bytes, 0).unwrap() {
             Attempt::Served(block, _) => panic!("{block:?}"),
             Attempt::OutOfMemory(shortage) => shortage,
         }
     }
 
-    fn free(&mut self, block: Block) -> Freed {
+    pub(super) fn free(&mut self, block: Block) -> Freed {
         self.call(|caching, cx| caching.free(cx, block, Caller::default())).unwrap()
     }
 
-    fn used_on(&mut self, block: Block, stream: u16) {
+    pub(super) fn used_on(&mut self, block: Block, stream: u16) {
         self.call(|caching, cx| caching.used_on(cx, &block, StreamId(stream))).unwrap();
     }
 
-    fn control(&mut self, command: Control<'_>) {
+    pub(super) fn control(&mut self, command: Control<'_>) {
         self.call(|caching, cx| caching.control(cx, &command)).unwrap();
     }
 
-    fn empty_cache(&mut self) {
+    pub(super) fn empty_cache(&mut self) {
         self.call(|caching, cx| caching.trim(cx)).unwrap();
     }
 
-    fn counter(&self, name: &str) -> u64 {
+    pub(super) fn counter(&self, name: &str) -> u64 {
         self.caching.details().into_iter().find(|(other, _)| *other == name).unwrap().1
     }
 
     /// The events since the last call.
-    fn happened(&mut self) -> String {
+    pub(super) fn happened(&mut self) -> String {
         std::mem::take(&mut self.log).join(" ")
     }
 
-    fn reserved(&self) -> u64 {
+    pub(super) fn reserved(&self) -> u64 {
         self.caching.stats().current.reserved
     }
 }
