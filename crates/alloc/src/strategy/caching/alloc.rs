@@ -87,7 +87,7 @@ impl Caching {
         }
         match grown {
             Ok(slot) => {
-                let grown = self.blocks[slot].entry(slot, self.numbers.ties);
+                let grown = self.blocks[slot].entry(slot);
                 let owner = &mut self.pools.arenas[arena as usize];
                 let (blocks, numbers) = (&mut self.blocks, &mut self.numbers);
                 let (block, _) =
@@ -191,8 +191,8 @@ impl Caching {
         let block = &self.blocks[slot];
         let (size, tracked) = (block.size, !block.is_expandable());
         let owner = &mut self.pools.arenas[block.arena()];
-        let (now, ties) = (owner.clock, self.numbers.ties);
-        let merged = self.blocks.merge(slot, PieceState::Free, now, ties, |gone| owner.free.remove(gone));
+        let now = owner.clock;
+        let merged = self.blocks.merge(slot, PieceState::Free, now, |gone| owner.free.remove(gone));
         owner.free.insert(merged.entry);
         let large = owner.is_large();
         if tracked {
@@ -370,7 +370,7 @@ fn hand_out(
         remainder >= MIN_BLOCK_SIZE
     };
     let (slot, size, block) = if cut {
-        let order = order(numbers.ties, block.number(), address + request.rounded);
+        let order = order(block.number(), address + request.rounded);
         owner.free.insert(FreeBlock { size: remainder, order, slot: found.slot });
         let (slot, block) = blocks.cut_front(found.slot, request.rounded, owner.clock);
         block.links[1] = numbers.of_part(block.links[1]);

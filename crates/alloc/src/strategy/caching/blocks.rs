@@ -45,8 +45,8 @@ impl MemoryPiece {
 
     /// Its key among the free blocks of its arena.
     #[inline]
-    pub(super) fn entry(&self, slot: u32, ties: TieOrder) -> FreeBlock {
-        FreeBlock { size: self.size, order: order(ties, self.links[1], self.address), slot }
+    pub(super) fn entry(&self, slot: u32) -> FreeBlock {
+        FreeBlock { size: self.size, order: order(self.links[1], self.address), slot }
     }
 
     /// Notes when the block was added to the free ones (`gc_count_base`).
@@ -64,27 +64,23 @@ impl MemoryPiece {
 /// Addresses of GPUs have up to 49 bits, and 40 after division by 512.
 const ADDRESS_BITS: u32 = 40;
 
-/// The order of a block among free blocks of its size.
+/// The order of a block among free blocks of its size: by number, then by address. Up to 2.11 all
+/// numbers are 0.
 #[inline]
-pub(super) fn order(ties: TieOrder, number: u32, address: u64) -> u64 {
-    match ties {
-        TieOrder::Address => address,
-        TieOrder::Block => u64::from(number),
-        TieOrder::Segment => u64::from(number) << ADDRESS_BITS | address >> MIN_BLOCK_SIZE.ilog2(),
-    }
+pub(super) fn order(number: u32, address: u64) -> u64 {
+    (u64::from(number) << ADDRESS_BITS) + (address >> MIN_BLOCK_SIZE.ilog2())
 }
 
 /// Gives numbers to blocks and segments, by which free blocks of one size are ordered from 2.12 on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BlockNumbers {
-    pub(super) ties: TieOrder,
+    ties: TieOrder,
     next: u32,
 }
 
 impl BlockNumbers {
     pub(super) const fn new(ties: TieOrder) -> BlockNumbers {
-        // 0 is the order of no block (`FreeBlock::NONE`).
-        BlockNumbers { ties, next: 1 }
+        BlockNumbers { ties, next: 0 }
     }
 
     /// The number of the block that a new segment consists of.
@@ -104,7 +100,7 @@ impl BlockNumbers {
     /// Whether blocks must be numbered anew before the next number does not fit.
     #[inline]
     pub(super) fn are_used_up(self) -> bool {
-        self.next >= 1 << (u64::BITS - ADDRESS_BITS) && (self.ties == TieOrder::Segment || self.next > u32::MAX / 2)
+        self.next >= 1 << (u64::BITS - ADDRESS_BITS)
     }
 }
 
@@ -193,7 +189,6 @@ impl PieceTable {
         slot: u32,
         kind: PieceState,
         now: u32,
-        ties: TieOrder,
         mut take_out: impl FnMut(FreeBlock),
     ) -> MergedBlock {
         let records = self.pieces.as_mut_slice();
@@ -203,7 +198,7 @@ impl PieceTable {
         if let Some(gone) = records.get_mut(previous as usize)
             && gone.state == kind
         {
-            take_out(gone.entry(previous, ties));
+            take_out(gone.entry(previous));
             address = gone.address;
             size += gone.size;
             let before = gone.previous;
@@ -217,7 +212,7 @@ impl PieceTable {
         if let Some(gone) = records.get_mut(next as usize)
             && gone.state == kind
         {
-            take_out(gone.entry(next, ties));
+            take_out(gone.entry(next));
             size += gone.size;
             let behind = gone.next;
             gone.vacate(&mut self.vacant, next);
@@ -234,7 +229,7 @@ impl PieceTable {
         block.next = next;
         block.set_freed_at(now);
         block.state = kind;
-        MergedBlock { entry: block.entry(slot, ties), neighbours, is_split: block.is_split() }
+        MergedBlock { entry: block.entry(slot), neighbours, is_split: block.is_split() }
     }
 }
 
@@ -243,7 +238,7 @@ impl Caching {
     #[cold]
     pub(super) fn renumber(&mut self) {
         let numbers: BTreeSet<u32> = self.blocks.iter().map(|(_, block)| block.number()).collect();
-        let dense: BTreeMap<u32, u32> = numbers.into_iter().zip(1..).collect();
+        let dense: BTreeMap<u32, u32> = numbers.into_iter().zip(0..).collect();
         for arena in 0..self.pools.arenas.len() {
             self.pools.arenas[arena].free = self.pools.free_index();
         }
@@ -252,11 +247,11 @@ impl Caching {
             let block = &mut self.blocks[slot];
             block.links[1] = dense[&block.links[1]];
             if block.state == PieceState::Free {
-                let entry = block.entry(slot, self.numbers.ties);
+                let entry = block.entry(slot);
                 self.pools.arenas[block.arena()].free.insert(entry);
             }
         }
-        self.numbers.next = dense.len() as u32 + 1;
+        self.numbers.next = dense.len() as u32;
     }
 }
 
@@ -279,10 +274,10 @@ mod tests {
         assert_eq!((blocks[high].state, blocks[high].links[0]), (PieceState::Free, 7));
         blocks[front].state = PieceState::Free;
         let mut gone = Vec::new();
-        let merged = blocks.merge(front, PieceState::Free, 8, TieOrder::Address, |entry| gone.push(entry.slot));
+        let merged = blocks.merge(front, PieceState::Free, 8, |entry| gone.push(entry.slot));
         assert_eq!((merged.neighbours, merged.is_split, merged.entry.size, &gone[..]), (1, true, 4096, &[high][..]));
         blocks[low].state = PieceState::Free;
-        let merged = blocks.merge(front, PieceState::Free, 9, TieOrder::Address, |entry| gone.push(entry.slot));
+        let merged = blocks.merge(front, PieceState::Free, 9, |entry| gone.push(entry.slot));
         assert_eq!((merged.neighbours, merged.is_split, merged.entry.size), (2, false, 5632));
         assert_eq!(gone, [high, low, tail]);
         assert_eq!((blocks[front].address, blocks[front].size, blocks[front].links[0]), (0, 5632, 9));

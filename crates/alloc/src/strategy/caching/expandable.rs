@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Caching, NewBlock, free_index::FreeBlock};
+use super::{Caching, NewBlock};
 use crate::device::{Device, DeviceError, PhysicalId};
 use crate::strategy::{
     Context, Refusal, StrategyError, StrategyEvent,
@@ -15,7 +15,7 @@ use crate::strategy::{
     unless_out_of_memory,
 };
 use oomph_base::{Address, StreamId, round_up};
-use oomph_pytorch::{SMALL_BUFFER, TieOrder};
+use oomph_pytorch::SMALL_BUFFER;
 
 /// One reserved range of addresses (`ExpandableSegment`).
 #[derive(Clone, Debug)]
@@ -136,7 +136,7 @@ impl Caching {
             slot = next;
         }
         let block = &self.blocks[slot];
-        self.pools.arenas[arena as usize].free.remove(block.entry(slot, self.numbers.ties));
+        self.pools.arenas[arena as usize].free.remove(block.entry(slot));
         let pool = self.pools.arenas[arena as usize].pool();
         self.pools.pools[pool as usize].segments += 1;
         Ok(Ok(slot))
@@ -213,8 +213,8 @@ impl Caching {
             owner.unmapped.insert(address + mapped, rest);
             self.blocks[slot].size = mapped;
         }
-        let (now, ties) = (owner.clock, self.numbers.ties);
-        let merged = self.blocks.merge(slot, PieceState::Free, now, ties, |gone| owner.free.remove(gone));
+        let now = owner.clock;
+        let merged = self.blocks.merge(slot, PieceState::Free, now, |gone| owner.free.remove(gone));
         owner.free.insert(merged.entry);
         self.reserved += mapped;
         self.statistics.on_map(owner.is_large(), mapped, neighbours);
@@ -253,7 +253,7 @@ impl Caching {
     fn record_unmapped(&mut self, cx: &mut Context<'_>, slot: u32, low: u64, high: u64) {
         let block = self.blocks[slot];
         let (address, end, number, arena) = (block.address, block.end(), block.note, block.arena());
-        self.pools.arenas[arena].free.remove(block.entry(slot, self.numbers.ties));
+        self.pools.arenas[arena].free.remove(block.entry(slot));
         if address < low {
             let number = self.numbers.of_part(block.number());
             let head = block.sibling(address, low - address, PieceState::Free, number);
@@ -268,10 +268,13 @@ impl Caching {
         let block = &mut self.blocks[slot];
         (block.address, block.size) = (low, high - low);
         let owner = &mut self.pools.arenas[arena];
-        // Unmapped parts are in the order of their addresses in every release.
-        let take_out = |gone: FreeBlock| owner.unmapped.remove(gone.order);
-        let merged = self.blocks.merge(slot, PieceState::Unmapped, owner.clock, TieOrder::Address, take_out);
-        owner.unmapped.insert(merged.entry.order, slot);
+        for neighbour in [block.previous, block.next].into_iter().filter_map(|slot| self.blocks.get(slot)) {
+            if neighbour.state == PieceState::Unmapped {
+                owner.unmapped.remove(neighbour.address);
+            }
+        }
+        self.blocks.merge(slot, PieceState::Unmapped, owner.clock, |_| {});
+        owner.unmapped.insert(self.blocks[slot].address, slot);
         let (large, stream, pool) = (owner.is_large(), owner.stream, owner.pool());
         self.reserved -= high - low;
         self.count_segment_gone(pool);
@@ -287,7 +290,7 @@ impl Caching {
         let block = &mut self.blocks[slot];
         let owner = &mut self.pools.arenas[block.arena()];
         block.set_freed_at(owner.clock);
-        owner.free.insert(block.entry(slot, self.numbers.ties));
+        owner.free.insert(block.entry(slot));
     }
 
     /// Releases the addresses of a range that consists of one unmapped block.

@@ -80,7 +80,7 @@ impl FreeIndex {
     /// Removes a block that is in here.
     #[inline(always)]
     pub(in crate::strategy) fn remove(&mut self, entry: FreeBlock) {
-        if self.latest.order == entry.order {
+        if self.latest.slot == entry.slot {
             self.latest = FreeBlock::NONE;
         } else {
             self.bins.remove(entry);

@@ -19,7 +19,7 @@ impl Caching {
         let (address, size) = (block.address, block.size);
         cx.device.free(Address(address))?;
         let owner = &mut self.pools.arenas[block.arena()];
-        owner.free.remove(block.entry(slot, self.numbers.ties));
+        owner.free.remove(block.entry(slot));
         let (stream, large, pool) = (owner.stream, owner.is_large(), owner.pool());
         cx.sink.event(StrategyEvent::SegmentFree { address: Address(address), bytes: size, stream });
         self.reserved -= size;

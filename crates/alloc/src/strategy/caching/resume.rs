@@ -152,7 +152,7 @@ impl Caching {
         let arena = self.layout_arena(segment)?;
         let address = cx.device.alloc(segment.bytes)?;
         let slot = self.record_segment(cx, arena, address, segment.bytes);
-        self.pools.arenas[arena as usize].free.insert(self.blocks[slot].entry(slot, self.numbers.ties));
+        self.pools.arenas[arena as usize].free.insert(self.blocks[slot].entry(slot));
         Ok(slot)
     }
 
@@ -183,7 +183,7 @@ impl Caching {
     /// Splits a segment, which is one free block so far, into its blocks.
     fn fill(&mut self, segment: &SegmentView, head: u32, held: &mut Vec<Block>) {
         let owner = &mut self.pools.arenas[self.blocks[head].arena()];
-        owner.free.remove(self.blocks[head].entry(head, self.numbers.ties));
+        owner.free.remove(self.blocks[head].entry(head));
         let (large, now) = (owner.is_large(), owner.clock);
         let last = segment.blocks.len() - 1;
         for (place, view) in segment.blocks.iter().enumerate() {
@@ -196,7 +196,7 @@ impl Caching {
             block.set_freed_at(now);
             if view.state == BlockState::Free {
                 block.state = PieceState::Free;
-                owner.free.insert(block.entry(slot, self.numbers.ties));
+                owner.free.insert(block.entry(slot));
                 if last > 0 && !segment.mapped {
                     self.statistics.raise_inactive_split(large, 1, view.size);
                 }
