@@ -56,7 +56,10 @@ Examples:
   oomph replay snapshot.pickle --release 2.11,2.15                 what changes from one PyTorch to another
 
 `caching:recorded` is PyTorch's allocator with the settings of the recording. A PyTorch snapshot is replayed under the
-memory limit of its program, if the recording implies one; --limit sets another.")]
+memory limit of its program, if the recording implies one; --limit sets another.
+
+`caching` follows the release of PyTorch that wrote a snapshot, and 2.11 elsewhere. With several releases after --release, one
+table shows peaks, OOMs, and how many requests get another address than under the first release.")]
 pub struct Args {
     /// A workload (see `oomph list workloads`), a workload TOML, or a trace file in any known
     /// format; several are compared in one table.
@@ -91,11 +94,6 @@ pub struct Args {
     /// Threads share the strategy under one lock, each with its own copy of the pattern.
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
-    /// The release of PyTorch whose allocator `caching` is, such as 2.13 [default: that of a recording if it is known,
-    /// otherwise 2.11]. With several, such as 2.11,2.15, one table shows peaks, OOMs and how many requests get another
-    /// address than under the first.
-    #[arg(long, value_name = "RELEASE,..", value_delimiter = ',')]
-    release: Vec<Release>,
     /// Output format.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -112,7 +110,8 @@ pub fn run(args: Args) -> CommandResult {
             "--threads prints its times as a table only; `oomph run` writes them to timings.csv"
         )));
     }
-    if args.release.len() > 1 && (!args.threads.is_empty() || args.exports.is_asked() || args.export_snapshot.is_some()) {
+    let compares = args.settings.given.release.len() > 1;
+    if compares && (!args.threads.is_empty() || args.exports.is_asked() || args.export_snapshot.is_some()) {
         let message = "several releases are compared in one table: leave out --threads and --export-...; --format writes CSV and JSON";
         return Err(CommandError::usage(anyhow!(message)));
     }
@@ -121,7 +120,7 @@ pub fn run(args: Args) -> CommandResult {
     let stages = Stages::of(&args.title());
     let cases = cases(&args, &device, &opened, &stages)?;
     let stop = exit::stop_flag(StopPolicy::AtOnce)?;
-    if args.release.len() > 1 {
+    if compares {
         return replay_releases::run(&cases, args.format, &stages, &stop);
     }
     let runner = args.workers.runner(&cases, Some(&stop))?;
@@ -196,6 +195,8 @@ struct ReplaySource {
     source: Arc<dyn Source>,
     program: Option<RecordedProgram>,
     strategies: Vec<StrategySpec>,
+    /// The releases to replay it under, if users name them.
+    releases: Vec<Release>,
     /// Its name in tables: as typed, where the names of several files are the same.
     label: String,
 }
@@ -209,18 +210,24 @@ fn open_sources(args: &Args) -> Result<Vec<ReplaySource>, CommandError> {
             let message = format!("'{}' is given twice; --repeat runs a source several times", typed.display());
             return Err(CommandError::usage(anyhow!(message)));
         }
-        let options = args.settings.of(typed);
+        let mut options = args.settings.of(typed);
+        // One release is the one that wrote a snapshot. Otherwise they are rules to replay under.
+        let named = SourceSpec { name: typed.clone(), ..SourceSpec::default() };
+        let releases = match args.settings.given.release[..] {
+            [_] if named.is_snapshot().map_err(CommandError::usage)? => Vec::new(),
+            _ => std::mem::take(&mut options.settings.given.release),
+        };
         let origin = options.spec()?;
         let (source, program) = options.open_with_program(&Stages::of(typed))?;
         let label = source.name().to_owned();
-        opened.push(ReplaySource { origin, source: Arc::from(source), program, strategies: Vec::new(), label });
+        opened.push(ReplaySource { origin, source: Arc::from(source), program, strategies: Vec::new(), label, releases });
     }
     // Resolved once: `caching:env` reports what it found.
     let typed = source::resolved_strategies(&args.strategy)?;
     let names: Vec<String> = opened.iter().map(|source| source.label.clone()).collect();
     for source in &mut opened {
         let specs = source::strategies_of_recording(&typed, &source.origin.shown(), source.program.as_ref())?;
-        source.strategies = replay_releases::strategies_at(specs, &args.release, &args.strategy)?;
+        source.strategies = replay_releases::strategies_at(specs, &source.releases, &args.strategy)?;
         if names.iter().filter(|name| **name == source.label).count() > 1 {
             source.label = source.origin.shown();
         }

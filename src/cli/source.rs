@@ -91,9 +91,10 @@ pub struct SourceSettings {
 #[derive(Clone, Debug, Default, Args)]
 pub struct GivenOptions {
     /// The release of PyTorch that wrote a snapshot, such as 2.13 [default: told from its keys, or by trying the
-    /// releases that have them].
-    #[arg(long, value_name = "VERSION")]
-    pub release: Option<Release>,
+    /// releases that have them]. For `replay` also the release under whose rules a workload runs; several, such as
+    /// 2.11,2.15, are compared.
+    #[arg(long, value_name = "VERSION", value_delimiter = ',')]
+    pub release: Vec<Release>,
     /// The allocator settings of a snapshot's program, as in PYTORCH_CUDA_ALLOC_CONF. PyTorch up to 2.2 does not record
     /// them [default: those in the file].
     #[arg(long, value_name = "SETTINGS")]
@@ -101,8 +102,11 @@ pub struct GivenOptions {
 }
 
 impl GivenOptions {
-    pub fn facts(&self) -> GivenFacts {
-        GivenFacts { release: self.release, settings: self.settings.clone() }
+    pub fn facts(&self) -> anyhow::Result<GivenFacts> {
+        if self.release.len() > 1 {
+            return Err(anyhow!("one release wrote the snapshot; only `oomph replay` compares several"));
+        }
+        Ok(GivenFacts { release: self.release.first().copied(), settings: self.settings.clone() })
     }
 }
 
@@ -117,7 +121,7 @@ impl SourceOptions {
     pub fn spec(&self) -> Result<SourceSpec, CommandError> {
         let SourceSettings { set, seed, device_index, given } = &self.settings;
         let set = set.iter().map(|text| key_and_value(text)).collect::<Result<_, _>>()?;
-        let given = given.facts();
+        let given = given.facts().map_err(CommandError::usage)?;
         let spec = SourceSpec { name: self.source.clone(), set, seed: *seed, device_index: *device_index, given };
         spec.notes().iter().for_each(|note| output::complain_once(note));
         Ok(spec)

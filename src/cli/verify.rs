@@ -266,7 +266,8 @@ fn verify_file(
     // The line of output already begins with the path.
     let in_words = |error: String| error.trim_start_matches(&format!("{}: ", path.display())).to_owned();
     let snapshot = Snapshot::open(path, progress).map_err(|error| in_words(error.to_string()))?;
-    let snapshot = snapshot.with_given(&args.given.facts()).map_err(|error| error.to_string())?;
+    let given = args.given.facts().map_err(|error| error.to_string())?;
+    let snapshot = snapshot.with_given(&given).map_err(|error| error.to_string())?;
     let companion = Companion::beside(path).map_err(|error| error.to_string())?.unwrap_or_default();
     let limit = args.limit(&companion);
     let devices = match args.device_index {

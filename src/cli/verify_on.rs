@@ -142,7 +142,7 @@ fn named(
         set: Vec::new(),
         seed: 1,
         device_index: args.device_index,
-        given: args.given.facts(),
+        given: args.given.facts().map_err(CommandError::usage)?,
     };
     let (workload, companion) = match spec.recipe().map_err(CommandError::usage)? {
         Some(_) => {

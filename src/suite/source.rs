@@ -115,6 +115,13 @@ impl SourceSpec {
         self.device_index.is_some() || self.given != GivenFacts::default()
     }
 
+    /// Whether it is a file with a PyTorch snapshot.
+    pub fn is_snapshot(&self) -> Result<bool, SourceError> {
+        let path = self.path();
+        let is_file = path.is_file() && path.extension().is_none_or(|extension| extension != "toml");
+        Ok(is_file && trace::recognise(path)?.name == torch::NAME)
+    }
+
     /// The path that the name may be.
     #[must_use]
     pub fn path(&self) -> PathBuf {
@@ -154,8 +161,7 @@ impl SourceSpec {
         progress: &dyn Progress,
     ) -> Result<Option<(Recording, Verification)>, SourceError> {
         let path = &*self.path();
-        let is_file = path.is_file() && path.extension().is_none_or(|extension| extension != "toml");
-        if !is_file || trace::recognise(path)?.name != torch::NAME {
+        if !self.is_snapshot()? {
             return if self.has_snapshot_options() { Err(SourceError::NotASnapshot) } else { Ok(None) };
         }
         let mut recording = Recording::open_given(path, self.device_index, &self.given, progress)?;

@@ -6,7 +6,6 @@ use std::fmt;
 use super::Strategy;
 use crate::device::DeviceProps;
 use oomph_base::{Bytes, Parameter, did_you_mean, nearest};
-use oomph_pytorch::Release;
 
 /// A line of the registry.
 pub struct StrategyEntry {
@@ -85,28 +84,6 @@ impl From<&str> for StrategySpec {
     fn from(text: &str) -> StrategySpec {
         let (name, parameters) = text.split_once(':').unwrap_or((text, ""));
         StrategySpec { name: name.trim().to_owned(), parameters: parameters.trim().to_owned() }
-    }
-}
-
-impl StrategySpec {
-    /// The strategy with the rules of a release of PyTorch, if it is PyTorch's allocator and names no release itself.
-    ///
-    /// ```
-    /// use oomph_alloc::strategy::StrategySpec;
-    /// use oomph_pytorch::Release;
-    /// let of = |text: &str| StrategySpec::from(text).of_release(Release::new(13)).to_string();
-    /// assert_eq!(of("caching:expandable_segments:True"), "caching:release:2.13,expandable_segments:True");
-    /// assert_eq!(of("caching:release:2.4"), "caching:release:2.4");
-    /// assert_eq!(of("direct"), "direct");
-    /// ```
-    #[must_use]
-    pub fn of_release(mut self, release: Release) -> StrategySpec {
-        let names_one = self.parameters.split(',').any(|setting| setting.trim().starts_with("release:"));
-        if self.name == "caching" && !names_one && release != Release::DEFAULT {
-            let separator = if self.parameters.is_empty() { "" } else { "," };
-            self.parameters = format!("release:{release}{separator}{}", self.parameters);
-        }
-        self
     }
 }
 

@@ -84,6 +84,21 @@ impl StrategySpec {
         self.pytorch_allocator().is_some_and(|caching| caching.parts().any(is_release))
     }
 
+    /// The strategy with the rules of a release of PyTorch, if it is PyTorch's allocator and names no release itself.
+    ///
+    /// ```
+    /// use oomph_alloc::strategy::StrategySpec;
+    /// use oomph_pytorch::Release;
+    /// let of = |text: &str| StrategySpec::from(text).of_release(Release::new(13)).to_string();
+    /// assert_eq!(of("caching:expandable_segments:True"), "caching:release:2.13,expandable_segments:True");
+    /// assert_eq!(of("caching:release:2.4"), "caching:release:2.4");
+    /// assert_eq!(of("direct"), "direct");
+    /// ```
+    #[must_use]
+    pub fn of_release(self, release: Release) -> StrategySpec {
+        if self.names_release() { self } else { self.at_release(release) }
+    }
+
     /// The same strategy as of another release, if it models PyTorch's allocator.
     #[must_use]
     pub fn at_release(&self, release: Release) -> StrategySpec {
