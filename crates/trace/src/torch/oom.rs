@@ -238,12 +238,12 @@ impl TraceEntry {
 }
 
 impl Recording {
-    /// The limit that the program set for itself, if requests failed while the device had free memory and one limit
-    /// explains them all.
+    /// The limit that the program set for itself, if a request failed while the device had free memory and one limit
+    /// explains all failures. A limit below the memory of the device also refuses what the device would refuse.
     #[must_use]
     pub fn own_limit(&self) -> Option<ProcessLimit> {
         let mut failures = self.witnessed.iter().filter(|entry| entry.action == Action::OutOfMemory);
-        if failures.any(TraceEntry::fills_the_device) {
+        if failures.all(TraceEntry::fills_the_device) {
             return None;
         }
         self.range_of_limit().filter(|limit| limit.below_bytes < u64::MAX)
@@ -253,6 +253,9 @@ impl Recording {
     /// allocator.
     #[must_use]
     pub fn device_limit(&self) -> Option<RecordedLimit> {
+        if self.own_limit().is_some() {
+            return None;
+        }
         let mut reserved = self.reserved_at_end();
         let failure = self.witnessed.iter().rev().find(|entry| {
             reserved = entry.reserved_before(reserved);

@@ -326,7 +326,7 @@ impl Recording {
     pub fn with_release(mut self, release: RecordedRelease) -> Recording {
         let changes = release.assumed() != self.release.assumed();
         self.release = release;
-        if changes && !self.initial.estimated.is_empty() {
+        if changes && !self.initial.segments.is_empty() {
             self.initial = self.memory_before(0);
         }
         self

@@ -10,7 +10,7 @@ use super::{
     parse::kind_by_size,
 };
 use oomph_base::{Address, BlockView, Layout, Progress, SegmentView, StreamId};
-use oomph_pytorch::{AllocatorSettings, LARGE_BUFFER, SMALL_SIZE};
+use oomph_pytorch::{AllocatorSettings, LARGE_BUFFER, MIN_BLOCK_SIZE, SMALL_SIZE};
 
 /// The memory before the first entry of a recording.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -354,6 +354,9 @@ fn measure<'a>(
 ) -> Vec<MeasuredBlock> {
     let mut measured = Vec::new();
     let mut rests: Vec<SpaceBehind> = Vec::new();
+    // Sizes are then no multiples of 512, and what is left of a free block can be too small to be a block.
+    let keeps_sizes =
+        settings.release.rules().one_division_keeps_size && settings.roundup_power2_divisions.contains(&1);
     for block in blocks {
         let address = block.address;
         let neighbour = block.neighbour.unwrap_or(u64::MAX);
@@ -361,11 +364,17 @@ fn measure<'a>(
         let space = space_end.saturating_sub(address);
         let rounded = settings.round_size(block.requested);
         let is_ordinary = |segment: &Segment| segment.kind == SegmentKind::Large && !segment.expandable;
-        let may_have_more = block.segment.is_some_and(is_ordinary);
-        let fills_segment = may_have_more && rounded >= settings.max_split_size;
+        let is_ordinary = block.segment.is_some_and(is_ordinary);
+        let unsplit = match is_ordinary {
+            true => SMALL_SIZE,
+            false if keeps_sizes => MIN_BLOCK_SIZE - 1,
+            false => 0,
+        };
+        let fills_segment = is_ordinary && rounded >= settings.max_split_size;
         let size = if fills_segment { space } else { rounded.min(space) };
-        if may_have_more && size < space {
-            rests.push(SpaceBehind { place: measured.len(), block: address, start: address + size, end: space_end });
+        if unsplit > 0 && size < space {
+            let (place, start) = (measured.len(), address + size);
+            rests.push(SpaceBehind { place, block: address, start, end: space_end, unsplit });
         }
         measured.push(MeasuredBlock { address, size, certain: true });
     }
@@ -380,6 +389,8 @@ struct SpaceBehind {
     block: u64,
     start: u64,
     end: u64,
+    /// The most that is not split off.
+    unsplit: u64,
 }
 
 /// Decides by the blocks that are allocated behind a block while it lives.
@@ -402,7 +413,7 @@ fn look_behind(rests: &[SpaceBehind], entries: &[TraceEntry], measured: &mut [Me
         let block = &mut measured[rest.place];
         match found {
             SpaceFinding::Start(address) => block.size = address - rest.block,
-            _ if rest.end - rest.start <= SMALL_SIZE => block.size = rest.end - rest.block,
+            _ if rest.end - rest.start <= rest.unsplit => block.size = rest.end - rest.block,
             _ => block.certain = false,
         }
     }
@@ -539,6 +550,30 @@ mod block_sizes_tests {
         assert_eq!(measured(&entries, far, unlimited), (ROUNDED + MIB / 2, true));
         let too_late = [entry(FreeCompleted, MIB), entry(Alloc, half)];
         assert_eq!(measured(&too_late, far, unlimited), (ROUNDED, false));
+    }
+
+    /// Up to 2.3, blocks of one division have the size of their request.
+    #[test]
+    fn rest_below_512_bytes_belongs_to_the_block() {
+        let segment = Segment {
+            device: 0,
+            address: Address(MIB),
+            total_size: 2 * MIB,
+            stream: StreamId::DEFAULT,
+            kind: SegmentKind::Small,
+            pool: (0, 0),
+            expandable: true,
+            stack: StackId::NONE,
+            blocks: Vec::new(),
+        };
+        let of_release = |minor| {
+            let settings = AllocatorSettings::of_release(oomph_pytorch::Release::new(minor));
+            let settings = settings.updated("roundup_power2_divisions:1").unwrap();
+            let neighbour = Some(MIB + 1400);
+            let block = UnmeasuredBlock { address: MIB, requested: 1000, neighbour, segment: Some(&segment) };
+            measure([block].into_iter(), &[], &settings)[0].size
+        };
+        assert_eq!((of_release(3), of_release(4)), (1400, 1024));
     }
 
     #[test]
