@@ -147,7 +147,11 @@ mod tests {
         let source = Arc::new(trace.finish("two segments"));
         let of_release = |&minor: &u8| {
             let strategy = StrategySpec::from("caching").at_release(Release::new(minor));
-            let label = CaseLabel { workload: "two segments".to_owned(), strategy: strategy.to_string(), ..CaseLabel::default() };
+            let label = CaseLabel {
+                workload: "two segments".to_owned(),
+                strategy: strategy.to_string(),
+                ..CaseLabel::default()
+            };
             Case::new(label, Arc::clone(&source) as _, strategy, "sim:8GiB".parse().unwrap())
         };
         releases.iter().map(of_release).collect()
@@ -156,7 +160,8 @@ mod tests {
     #[test]
     fn requests_at_other_addresses_are_counted() {
         let rows = compare_releases(&cases(&[11, 13, 10]), &AtomicBool::new(false));
-        let seen: Vec<_> = rows.iter().map(|row| (row.release.unwrap().to_string(), row.requests, row.moved_requests)).collect();
+        let seen: Vec<_> =
+            rows.iter().map(|row| (row.release.unwrap().to_string(), row.requests, row.moved_requests)).collect();
         let expected = [("2.11", 0), ("2.13", 1), ("2.10", 0)];
         assert_eq!(seen, expected.map(|(release, moved)| (release.to_owned(), Some(3), Some(moved))));
         assert!(rows.iter().all(|row| row.strategy == "caching" && row.peak_reserved_bytes == Some(128 * MIB)));

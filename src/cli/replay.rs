@@ -220,7 +220,14 @@ fn open_sources(args: &Args) -> Result<Vec<ReplaySource>, CommandError> {
         let origin = options.spec()?;
         let (source, program) = options.open_with_program(&Stages::of(typed))?;
         let label = source.name().to_owned();
-        opened.push(ReplaySource { origin, source: Arc::from(source), program, strategies: Vec::new(), label, releases });
+        opened.push(ReplaySource {
+            origin,
+            source: Arc::from(source),
+            program,
+            strategies: Vec::new(),
+            label,
+            releases,
+        });
     }
     // Resolved once: `caching:env` reports what it found.
     let typed = source::resolved_strategies(&args.strategy)?;

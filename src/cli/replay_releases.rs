@@ -42,7 +42,8 @@ pub fn strategies_at(
         }
     }
     if at_releases.is_empty() {
-        let message = "--release compares releases of PyTorch's allocator: choose --strategy caching, with settings or without";
+        let message =
+            "--release compares releases of PyTorch's allocator: choose --strategy caching, with settings or without";
         return Err(CommandError::usage(anyhow!(message)));
     }
     Ok(at_releases)

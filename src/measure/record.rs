@@ -16,8 +16,8 @@ use crate::{
     base::{FileText, GIB, KIB, MIB},
     device::{CallKind, CallLedger, Device, DeviceClock},
     plan::MemoryNeeds,
-    replay::OomCause,
     pytorch::Release,
+    replay::OomCause,
     strategy::{Refusal, Strategy, StrategySpec},
     trace::Category,
 };
@@ -308,7 +308,9 @@ impl CaseRecord {
         if measured.clock.is_some() {
             return measured;
         }
-        let CaseRecord { case_id, suite, workload, strategy, release, device, limit_bytes, seed, repeat, status, .. } = measured;
+        let CaseRecord {
+            case_id, suite, workload, strategy, release, device, limit_bytes, seed, repeat, status, ..
+        } = measured;
         CaseRecord {
             schema: SCHEMA,
             case_id,

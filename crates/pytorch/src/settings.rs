@@ -613,7 +613,9 @@ mod tests {
         let list = "roundup_power2_divisions:[1:2,4:4,>:8]";
         assert_eq!(read(9, list).unwrap().roundup_power2_divisions[..4], [2, 0, 8, 8]);
         assert_eq!(read(10, list).unwrap().roundup_power2_divisions[..4], [2, 0, 4, 8]);
-        assert!(read(3, "roundup_power2_divisions:[1:0]").is_err() && read(4, "roundup_power2_divisions:[1:0]").is_ok());
+        assert!(
+            read(3, "roundup_power2_divisions:[1:0]").is_err() && read(4, "roundup_power2_divisions:[1:0]").is_ok()
+        );
         assert!(read(9, "max_split_size_mb:20").is_err() && read(10, "max_split_size_mb:20").is_ok());
         // Separators are checked up to 2.9, and whole numbers have 32 bits.
         let wrong = read(9, "max_split_size_mb,40").unwrap_err().to_string();

@@ -152,8 +152,12 @@ mod tests {
 
     #[test]
     fn setting_of_a_later_release_is_refused_with_its_first_release() {
-        let refused = StrategySpec::from("caching:release:2.4,large_segment_size_mb:32").check().unwrap_err().to_string();
-        assert_eq!(refused, "strategy 'caching': PyTorch 2.4 has no setting 'large_segment_size_mb': it exists since 2.11");
+        let refused =
+            StrategySpec::from("caching:release:2.4,large_segment_size_mb:32").check().unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            "strategy 'caching': PyTorch 2.4 has no setting 'large_segment_size_mb': it exists since 2.11"
+        );
         let unknown = StrategySpec::from("caching:release:2.99").check().unwrap_err().to_string();
         assert!(unknown.contains("'2.99' is not a known release of PyTorch; write 2.0 to 2.15"), "{unknown}");
     }

@@ -12,10 +12,10 @@ mod expandable;
 pub(super) mod free_index;
 mod pools;
 mod release;
-mod resume;
-mod statistics;
 #[cfg(test)]
 mod release_vectors;
+mod resume;
+mod statistics;
 #[cfg(test)]
 mod vectors;
 
