@@ -233,24 +233,8 @@ fn verify_assuming(
     let mut reasons = reasons_for_doubt(recording);
     if result.is_err() {
         reasons.extend(doubts);
-        if guess.is_open() {
-            reasons.push(
-                "it uses private pools, and does not say which of its memory was in those released before the end"
-                    .to_owned(),
-            );
-        }
         reasons.extend(order.doubt(&start));
-        let runs_out = recording.witnessed.iter().any(|entry| entry.action == Action::OutOfMemory);
-        if runs_out && setup.limit.is_none() {
-            reasons.push(
-                "it ran out of memory under a limit that the file does not contain: pass it with --limit, or the card with \
-                 --card"
-                    .to_owned(),
-            );
-        }
-        if recording.settings_from == SettingsOrigin::Unknown {
-            reasons.push(NO_SETTINGS.to_owned());
-        }
+        reasons.extend(unrecorded_facts(recording, setup, &guess));
     }
     let collects = walk.caching.settings().garbage_collection_threshold > 0.0;
     if collects && setup.limit.is_none() && (own_limit.is_some() || result.is_err()) {
@@ -281,6 +265,23 @@ fn verify_assuming(
         settings: assumptions.settings.clone(),
         pools: InferredPools { requests: RequestPools { releases: walk.pool_releases, ..pools.requests }, ..pools },
     }
+}
+
+/// What the file does not contain and what may explain a divergence, one sentence each.
+fn unrecorded_facts(recording: &Recording, setup: &Setup<'_>, pools: &PoolGuess<'_>) -> Vec<String> {
+    let runs_out = recording.witnessed.iter().any(|entry| entry.action == Action::OutOfMemory);
+    let facts = [
+        (
+            pools.is_open(),
+            "it uses private pools, and does not say which of its memory was in those released before the end",
+        ),
+        (
+            runs_out && setup.limit.is_none(),
+            "it ran out of memory under a limit that the file does not contain: pass it with --limit, or the card with --card",
+        ),
+        (recording.settings_from == SettingsOrigin::Unknown, NO_SETTINGS),
+    ];
+    facts.into_iter().filter(|(applies, _)| *applies).map(|(_, fact)| fact.to_owned()).collect()
 }
 
 /// Why agreement or disagreement would prove nothing.
