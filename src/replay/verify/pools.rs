@@ -6,12 +6,12 @@
 //!
 //! One pool for each segment never contradicts a recording. So what is not forced stays ambiguous, and is counted as such.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::{Assumptions, Counters, Divergence, ObservedAction, Verdict, Verification, verify_assuming};
 use crate::{
     base::{Address, Progress},
-    strategy::Setup,
+    strategy::{SegmentView, Setup},
     trace::torch::{Action, DEFAULT_POOL, MemoryLife, MemoryLives, PoolKey, Recording, RequestPools},
 };
 
@@ -190,10 +190,13 @@ impl<'a> PoolGuess<'a> {
         recorded.or_else(|| lives.of_entry(entry).map(|life| self.pools[life]))
     }
 
-    /// The pool of an address right before an entry.
-    pub(super) fn pool_at(&self, entry: usize, address: Address) -> PoolKey {
-        let life = self.lives.as_ref().and_then(|lives| lives.at(entry, address.0));
-        life.map_or(DEFAULT_POOL, |life| self.pools[life])
+    /// Sets the pools of segments that exist right before an entry.
+    pub(super) fn set_pools(&self, entry: usize, segments: &mut [SegmentView]) {
+        let Some(lives) = &self.lives else { return };
+        let present = lives.present_at(entry);
+        for segment in segments {
+            segment.pool_id = present.at(segment.address.0).map_or(DEFAULT_POOL, |life| self.pools[life]);
+        }
     }
 
     /// Whether a private pool may have been given up before an entry: nothing uses it later.
@@ -214,9 +217,11 @@ impl<'a> PoolGuess<'a> {
     fn learn(&mut self, entry: usize, recorded: &[ObservedAction], modelled: &[ObservedAction]) -> bool {
         let Some(lives) = &self.lives else { return false };
         let released = self.lives_of(entry, recorded.len(), is_release);
+        let present = lives.present_at(entry);
         let by_model = modelled.iter().filter(|seen| is_release(seen.action));
-        let by_model: Vec<usize> = by_model.filter_map(|seen| lives.at(entry, seen.address.0)).collect();
-        let kept: Vec<usize> = by_model.into_iter().filter(|life| !released.contains(life)).collect();
+        let by_model = by_model.filter_map(|seen| present.at(seen.address.0));
+        let by_pytorch: HashSet<usize> = released.iter().copied().collect();
+        let kept: Vec<usize> = by_model.filter(|life| !by_pytorch.contains(life)).collect();
         if recorded.first().is_some_and(|seen| is_release(seen.action)) || !kept.is_empty() {
             return self.learn_from_release(entry, released, kept);
         }
@@ -231,7 +236,7 @@ impl<'a> PoolGuess<'a> {
         }
         // The model took a block that PyTorch did not take: the two are in different pools.
         let taken = modelled.iter().find(|seen| seen.action == Action::Alloc);
-        let taken = taken.and_then(|seen| lives.at(entry, seen.address.0));
+        let taken = taken.and_then(|seen| present.at(seen.address.0));
         match (requested.first(), taken) {
             (Some(&requested), Some(taken)) if requested != taken => self.keep_apart(requested, taken),
             (Some(&requested), None) => self.exclude(requested, self.pools[requested]),
@@ -251,12 +256,13 @@ impl<'a> PoolGuess<'a> {
             return true;
         }
         // The release of a pool spares nothing of it that is free.
-        let free = self.free_lives(entry);
-        let spared = free.into_iter().filter(|life| self.pools[*life] != DEFAULT_POOL && !released.contains(life));
+        let by_pool: HashMap<PoolKey, usize> = released.iter().rev().map(|&life| (self.pools[life], life)).collect();
+        let gone: HashSet<usize> = released.iter().copied().collect();
+        let spared = self.free_lives(entry).into_iter().filter(|life| !gone.contains(life));
+        let spared: Vec<usize> = spared.filter(|&life| self.pools[life] != DEFAULT_POOL).collect();
         let mut learnt = false;
-        for spared in spared.collect::<Vec<usize>>() {
-            let of_its_pool = released.iter().find(|&&life| self.pools[life] == self.pools[spared]);
-            learnt |= of_its_pool.is_some_and(|&life| self.keep_apart(life, spared));
+        for spared in spared {
+            learnt |= by_pool.get(&self.pools[spared]).is_some_and(|&life| self.keep_apart(life, spared));
         }
         if learnt {
             return true;

@@ -45,9 +45,7 @@ impl StartState {
 
     /// Takes over the assumed pools of its segments.
     pub(super) fn take_pools(&mut self, pools: &PoolGuess<'_>) {
-        for segment in &mut self.layout.segments {
-            segment.pool_id = pools.pool_at(self.entry, segment.address);
-        }
+        pools.set_pools(self.entry, &mut self.layout.segments);
     }
 
     /// The memory at the start, if the recording began in the middle.

@@ -75,6 +75,9 @@ const UNRECORDED_RANGES: u64 = 1 << 48;
 /// More than the memory of a device and an eighth, which is the size of a range.
 const UNRECORDED_RANGE_BYTES: u64 = 1 << 42;
 
+/// How far away a request counts as a neighbour.
+const NEAR: usize = 256;
+
 /// The pool of a scope in which no request succeeded.
 const UNKNOWN_SCOPE: PoolKey = (UNRECORDED_POOL, u64::MAX);
 
@@ -239,12 +242,9 @@ impl<'a> RecordingWalk<'a> {
     /// The first actions are the release of a private pool: a `MemPool` was deleted, or `empty_cache` was called during a
     /// capture, which releases only pools that were given up. Returns where the next call starts.
     fn release_of_pool(&mut self) -> Option<usize> {
-        let first = self.call_entries.seen.first().filter(|seen| is_release(seen.action))?;
-        let pool = self.pools.pool_at(self.at, first.address);
+        self.call_entries.seen.first().filter(|seen| is_release(seen.action))?;
+        let pool = self.releases().next().filter(|&pool| pool != DEFAULT_POOL)?;
         let over = self.released_pools();
-        if pool == DEFAULT_POOL {
-            return None;
-        }
         let mut trial = self.model.clone();
         trial.trim_pool(pool, over.contains(&pool), &mut self.actions);
         if let Some(next) = self.explained_part() {
@@ -280,15 +280,21 @@ impl<'a> RecordingWalk<'a> {
         if !self.pools.has_private() {
             return pools;
         }
-        let seen = self.call_entries.seen.iter();
-        for seen in seen.filter(|seen| is_release(seen.action)) {
-            let pool = self.pools.pool_at(self.at, seen.address);
+        for pool in self.releases() {
             let is_given_up = self.pool_releases.iter().any(|release| release.pool == pool);
             if self.pools.is_over(pool, self.at) && !is_given_up && !pools.contains(&pool) {
                 pools.push(pool);
             }
         }
         pools
+    }
+
+    /// The pools of the memory that the call releases.
+    fn releases(&self) -> impl Iterator<Item = PoolKey> + '_ {
+        let entries = self.entries.iter().enumerate().skip(self.at);
+        let known = entries.filter(|(_, entry)| entry.action != Action::Unknown).take(self.call_entries.seen.len());
+        let releases = known.filter(|(_, entry)| is_release(entry.action));
+        releases.map(|(index, _)| self.pools.pool_of(index).unwrap_or(DEFAULT_POOL))
     }
 
     fn note_given_up(&mut self, pools: &[PoolKey], trims: bool) {
@@ -306,8 +312,8 @@ impl<'a> RecordingWalk<'a> {
         let mut pools = vec![DEFAULT_POOL];
         if self.pools.has_private() {
             let is_request = |&index: &usize| self.entries[index].action == Action::Alloc;
-            let before = (0..self.at).rev().find(is_request);
-            let after = (self.at..self.entries.len()).find(is_request);
+            let before = (0..self.at).rev().take(NEAR).find(is_request);
+            let after = (self.at..self.entries.len()).take(NEAR).find(is_request);
             let near = [before, after].into_iter().flatten().filter_map(|index| self.pools.pool_of(index));
             for pool in near.chain([UNKNOWN_SCOPE]) {
                 let is_given_up = self.pool_releases.iter().any(|release| release.pool == pool);

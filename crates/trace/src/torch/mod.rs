@@ -29,7 +29,7 @@ pub use host::{HostMemory, HostSegment, PinnedUsage};
 pub use oom::{FinalOom, MemoryHolder, MemoryRefuser, ProcessLimit, RecordedLimit};
 pub use parse::SnapshotError;
 pub use pickle::{PickleError, PickleFault};
-pub use pools::{DEFAULT_POOL, MemoryLife, MemoryLives, PoolKey, PoolRelease, RequestPools};
+pub use pools::{DEFAULT_POOL, MemoryLife, MemoryLives, PoolKey, PoolRelease, PresentLives, RequestPools};
 pub use recording::{HistoryGap, Recording, RecordingError, RecordingGaps};
 pub use release::{RecordedRelease, ReleaseContradiction};
 pub use rewind::InitialMemory;

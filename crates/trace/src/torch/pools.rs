@@ -94,14 +94,30 @@ impl MemoryLives {
         self.of_entry.get(entry).filter(|&&life| life != NO_LIFE).map(|&life| life as usize)
     }
 
-    /// The life of an address right before an entry.
+    /// The lives that exist right before an entry.
     #[must_use]
-    pub fn at(&self, entry: usize, address: u64) -> Option<usize> {
-        self.lives.iter().rposition(|life| {
+    pub fn present_at(&self, entry: usize) -> PresentLives<'_> {
+        let exists = |life: &MemoryLife| {
             let begun = life.created.is_none_or(|created| created < entry);
-            let lasts = life.released.is_none_or(|released| released >= entry);
-            begun && lasts && (life.start..life.end).contains(&address)
-        })
+            begun && life.released.is_none_or(|released| released >= entry)
+        };
+        let present = self.lives.iter().enumerate().filter(|(_, life)| exists(life));
+        PresentLives { lives: &self.lives, by_start: present.map(|(place, life)| (life.start, place)).collect() }
+    }
+}
+
+/// The lives that exist at one time.
+pub struct PresentLives<'a> {
+    lives: &'a [MemoryLife],
+    by_start: BTreeMap<u64, usize>,
+}
+
+impl PresentLives<'_> {
+    /// The life of an address.
+    #[must_use]
+    pub fn at(&self, address: u64) -> Option<usize> {
+        let (_, &life) = self.by_start.range(..=address).next_back()?;
+        (address < self.lives[life].end).then_some(life)
     }
 }
 
@@ -248,7 +264,8 @@ mod tests {
         let graph = Some((1, 0));
         assert_eq!(pools(&lives, 7), [None, None, None, None, None, graph, graph]);
         assert_eq!((lives.lives[0].created, lives.lives[0].released), (Some(0), Some(4)));
-        assert_eq!((lives.at(4, MIB), lives.at(5, MIB), lives.at(6, MIB)), (Some(0), None, Some(1)));
+        let at = |entry| lives.present_at(entry).at(MIB);
+        assert_eq!((at(4), at(5), at(6)), (Some(0), None, Some(1)));
     }
 
     /// Two ranges grow beside each other; a part that was unmapped later still belongs to its range.
