@@ -565,7 +565,7 @@ mod tests {
         let report = AdviceReport { advices: vec![sample()], top: 1 };
         let csv = report.csv().unwrap();
         assert_eq!(csv.lines().count(), 5, "{csv}");
-        assert!(csv.lines().all(|line| line.split(',').count() == 16), "{csv}");
+        assert!(csv.lines().all(|line| line.split(',').count() == 17), "{csv}");
         let json = report.json();
         let answer = &json["rows"][0];
         assert_eq!(
