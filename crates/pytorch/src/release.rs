@@ -163,7 +163,7 @@ pub struct PoolRules {
     pub latest_scope: bool,
     /// Only a stream capture is a capture. Before, any scope of a pool was one.
     pub scope_is_no_capture: bool,
-    /// `empty_cache` during a capture releases pools that nobody uses. Before, an assertion failed.
+    /// `empty_cache` during a capture releases pools without users. Before, an assertion failed.
     pub trims_in_capture: bool,
     /// Stream uses that are recorded during a capture are dropped when it ends. Before, they got
     /// events.

@@ -1,6 +1,6 @@
 //! The entries of one call of the program, and the ways in which they can be explained.
 
-use super::ObservedAction;
+use super::{ObservedAction, pools::is_release};
 use crate::{
     base::MIB,
     trace::torch::{Action, TraceEntry},
@@ -108,8 +108,7 @@ impl CallEntries {
     pub(super) fn refused_calls(&self, refusals: usize, large_granule: u64) -> Vec<u64> {
         let rounded = self.seen.last().map_or(0, |last| last.bytes);
         let granule = if rounded > SMALL_REQUEST { large_granule } else { SMALL_GRANULE };
-        let first_release =
-            self.seen.iter().position(|seen| matches!(seen.action, Action::SegmentFree | Action::SegmentUnmap));
+        let first_release = self.seen.iter().position(|seen| is_release(seen.action));
         let (before, after) = self.seen.split_at(first_release.unwrap_or(0));
         let granules = |part: &[ObservedAction]| {
             let mapped = part.iter().filter(|seen| seen.action == Action::SegmentMap);

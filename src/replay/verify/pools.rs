@@ -12,7 +12,7 @@ use super::{Assumptions, Counters, Divergence, ObservedAction, Verdict, Verifica
 use crate::{
     base::{Address, Progress},
     strategy::{SegmentView, Setup},
-    trace::torch::{Action, DEFAULT_POOL, MemoryLife, MemoryLives, PoolKey, Recording, RequestPools},
+    trace::torch::{Action, DEFAULT_POOL, MemoryLife, MemoryLives, PoolKey, Recording, RequestPools, TraceEntry},
 };
 
 /// The pools of a recording, as far as they are known or were inferred.
@@ -185,9 +185,7 @@ impl<'a> PoolGuess<'a> {
     /// The pool of the memory that an entry concerns, or of the request that failed there.
     pub(super) fn pool_of(&self, entry: usize) -> Option<PoolKey> {
         let Some(lives) = &self.lives else { return Some(DEFAULT_POOL) };
-        let recorded = self.recording.witnessed.get(entry).and_then(|entry| entry.pool);
-        let recorded = recorded.and_then(|pool| self.recording.pools.get(pool as usize).copied());
-        recorded.or_else(|| lives.of_entry(entry).map(|life| self.pools[life]))
+        self.recording.pool_of(entry, lives, |life| self.pools[life])
     }
 
     /// Sets the pools of segments that exist right before an entry.
@@ -297,10 +295,7 @@ impl<'a> PoolGuess<'a> {
                 _ => {}
             }
         }
-        let exists = |life: &MemoryLife| {
-            life.created.is_some_and(|created| created < entry)
-                && life.released.is_none_or(|released| released >= entry)
-        };
+        let exists = |life: &MemoryLife| life.created.is_some() && life.exists_before(entry);
         let free =
             lives.lives.iter().zip(blocks).enumerate().filter(|(_, (life, blocks))| exists(life) && *blocks == 0);
         free.map(|(place, _)| place).collect()
@@ -335,8 +330,7 @@ impl<'a> PoolGuess<'a> {
     /// The lives of the entries from one on that have an action.
     fn lives_of(&self, entry: usize, count: usize, wanted: impl Fn(Action) -> bool) -> Vec<usize> {
         let Some(lives) = &self.lives else { return Vec::new() };
-        let entries = self.recording.witnessed.iter().enumerate().skip(entry);
-        let actions = entries.filter(|(_, entry)| entry.action != Action::Unknown).take(count);
+        let actions = known_actions(&self.recording.witnessed, entry).take(count);
         let wanted = actions.filter(|(_, entry)| wanted(entry.action));
         let mut found: Vec<usize> = wanted.filter_map(|(index, _)| lives.of_entry(index)).collect();
         found.dedup();
@@ -442,6 +436,12 @@ impl<'a> PoolGuess<'a> {
     }
 }
 
+/// The entries from one on that a call can consist of, with their numbers: the reader leaves unknown actions out.
+pub(super) fn known_actions(entries: &[TraceEntry], from: usize) -> impl Iterator<Item = (usize, &TraceEntry)> {
+    entries.iter().enumerate().skip(from).filter(|(_, entry)| entry.action != Action::Unknown)
+}
+
+/// Whether memory goes back to the device.
 pub(super) fn is_release(action: Action) -> bool {
     matches!(action, Action::SegmentFree | Action::SegmentUnmap)
 }

@@ -8,7 +8,7 @@ use super::{
     Divergence, ObservedAction, SettingsPhase,
     call::{CallEntries, CallReading},
     pending_frees::{PendingFrees, WaitStreams},
-    pools::{PoolGuess, UNRECORDED_POOL, is_release},
+    pools::{PoolGuess, UNRECORDED_POOL, is_release, known_actions},
     start::{StartState, range_start},
 };
 use crate::{
@@ -228,13 +228,14 @@ impl<'a> RecordingWalk<'a> {
         {
             return Ok(next);
         }
-        match self.call_entries.request {
-            None => return self.empty_cache(next),
-            Some(_) if self.call_entries.is_plain() => self.plain_request()?,
-            Some(_) => self.request()?,
-        }
+        let next = match self.call_entries.request {
+            None => self.empty_cache(next)?,
+            Some(_) if self.call_entries.is_plain() => self.plain_request().map(|()| next)?,
+            Some(_) => self.request().map(|()| next)?,
+        };
         if self.call_entries.seen.iter().any(|seen| seen.action == Action::FreeCompleted) {
-            self.complete_group();
+            self.lanes.next_group().for_each(|lane| self.model.set_idle(lane));
+            self.lanes.vacate_next_group();
         }
         Ok(next)
     }
@@ -269,8 +270,7 @@ impl<'a> RecordingWalk<'a> {
         if explained == 0 || self.call_entries.seen.get(..explained) != Some(&self.actions.seen[..]) {
             return None;
         }
-        let known = self.entries.iter().enumerate().skip(self.at).filter(|(_, entry)| entry.action != Action::Unknown);
-        known.map(|(index, _)| index + 1).nth(explained - 1)
+        known_actions(self.entries, self.at).map(|(index, _)| index + 1).nth(explained - 1)
     }
 
     /// The private pools whose memory the call releases, and which the program has not given up yet. Nothing uses them
@@ -291,8 +291,7 @@ impl<'a> RecordingWalk<'a> {
 
     /// The pools of the memory that the call releases.
     fn releases(&self) -> impl Iterator<Item = PoolKey> + '_ {
-        let entries = self.entries.iter().enumerate().skip(self.at);
-        let known = entries.filter(|(_, entry)| entry.action != Action::Unknown).take(self.call_entries.seen.len());
+        let known = known_actions(self.entries, self.at).take(self.call_entries.seen.len());
         let releases = known.filter(|(_, entry)| is_release(entry.action));
         releases.map(|(index, _)| self.pools.pool_of(index).unwrap_or(DEFAULT_POOL))
     }
@@ -345,19 +344,10 @@ impl<'a> RecordingWalk<'a> {
             if let Some(next) = explained {
                 self.note_given_up(given_up, false);
                 self.empty_caches.push(self.at);
-                if self.call_entries.seen.iter().any(|seen| seen.action == Action::FreeCompleted) {
-                    self.complete_group();
-                }
                 return Ok(next);
             }
         }
         Err(self.diverges(CallReading { empty_cache: true, polled: 0, refusals: 0 }))
-    }
-
-    /// The frees that the call completes no longer wait.
-    fn complete_group(&mut self) {
-        self.lanes.next_group().for_each(|lane| self.model.set_idle(lane));
-        self.lanes.vacate_next_group();
     }
 
     /// Only one reading is possible, so no copy of the model is needed.

@@ -34,6 +34,15 @@ pub struct MemoryLife {
     pub pool: Option<PoolKey>,
 }
 
+impl MemoryLife {
+    /// Whether it exists right before an entry.
+    #[must_use]
+    pub fn exists_before(&self, entry: usize) -> bool {
+        let begun = self.created.is_none_or(|created| created < entry);
+        begun && self.released.is_none_or(|released| released >= entry)
+    }
+}
+
 /// All lives of memory in a recording.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryLives {
@@ -74,8 +83,8 @@ impl MemoryLives {
         for (index, entry) in entries.iter().enumerate() {
             let life = tracker.follow(index, entry);
             tracker.found.of_entry.push(life);
-            let pool = entry.pool.and_then(|pool| pools.get(pool as usize));
-            if let (Some(life), Some(&pool)) = (tracker.found.lives.get_mut(life as usize), pool) {
+            let pool = entry.pool_in(pools);
+            if let (Some(life), Some(pool)) = (tracker.found.lives.get_mut(life as usize), pool) {
                 life.pool = Some(pool);
             }
         }
@@ -97,11 +106,7 @@ impl MemoryLives {
     /// The lives that exist right before an entry.
     #[must_use]
     pub fn present_at(&self, entry: usize) -> PresentLives<'_> {
-        let exists = |life: &MemoryLife| {
-            let begun = life.created.is_none_or(|created| created < entry);
-            begun && life.released.is_none_or(|released| released >= entry)
-        };
-        let present = self.lives.iter().enumerate().filter(|(_, life)| exists(life));
+        let present = self.lives.iter().enumerate().filter(|(_, life)| life.exists_before(entry));
         PresentLives { lives: &self.lives, by_start: present.map(|(place, life)| (life.start, place)).collect() }
     }
 }

@@ -254,7 +254,8 @@ impl Snapshot {
         };
         if recording.has_private_pools() {
             let lives = recording.memory_lives();
-            let pool = |entry| recording.pool_of(entry, &lives);
+            let of_life = |life: usize| lives.lives[life].pool.unwrap_or(DEFAULT_POOL);
+            let pool = |entry| recording.pool_of(entry, &lives, of_life);
             recording.request_pools = RequestPools::of(&recording.witnessed, pool);
         }
         let (trace, found) = to_trace(&recording, name, progress)?;
@@ -384,12 +385,11 @@ impl Recording {
         MemoryLives::of(&self.initial.segments, &self.witnessed, &self.final_segments, &self.pools)
     }
 
-    /// The pool of a request, where the recording contains it.
+    /// The pool that an entry has, or that of the life of its memory, given the pools of lives.
     #[must_use]
-    pub fn pool_of(&self, entry: usize, lives: &MemoryLives) -> Option<PoolKey> {
-        let recorded = self.witnessed.get(entry).and_then(|entry| entry.pool);
-        let recorded = recorded.and_then(|pool| self.pools.get(pool as usize).copied());
-        recorded.or_else(|| lives.of_entry(entry).map(|life| lives.lives[life].pool.unwrap_or(DEFAULT_POOL)))
+    pub fn pool_of(&self, entry: usize, lives: &MemoryLives, pool: impl Fn(usize) -> PoolKey) -> Option<PoolKey> {
+        let recorded = self.witnessed.get(entry).and_then(|entry| entry.pool_in(&self.pools));
+        recorded.or_else(|| lives.of_entry(entry).map(pool))
     }
 
     /// Takes over the pools that a model inferred: those of requests, and those of segments that existed before the

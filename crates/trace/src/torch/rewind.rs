@@ -200,7 +200,7 @@ impl<'a> RewoundMemory<'a> {
             stream: entry.stream,
             kind,
             // Entries of older versions have no pool.
-            pool: entry.pool.and_then(|pool| self.pools.get(pool as usize).copied()).unwrap_or((0, 0)),
+            pool: entry.pool_in(self.pools).unwrap_or(DEFAULT_POOL),
             expandable,
             stack: entry.stack,
             blocks: Vec::new(),

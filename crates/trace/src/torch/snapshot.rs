@@ -79,6 +79,11 @@ pub struct TraceEntry {
 }
 
 impl TraceEntry {
+    /// The pool of the entry, from the pools of its snapshot by number.
+    pub(crate) fn pool_in(&self, pools: &[(u64, u64)]) -> Option<(u64, u64)> {
+        self.pool.and_then(|pool| pools.get(pool as usize).copied())
+    }
+
     /// The free memory that the driver reported when memory ran out.
     #[must_use]
     pub fn device_free(&self) -> Option<u64> {
