@@ -118,7 +118,13 @@ impl<'a> Replay<'a> {
     }
 
     /// Opens a fresh device and builds the strategy for it.
+    ///
+    /// A simulated device gives the model of PyTorch's allocator the addresses of the recording, where the source has
+    /// them: the allocator chooses between equal blocks by address. Other strategies request other memory.
     pub fn open(&self) -> Result<OpenedAllocator, ReplayError> {
+        if self.strategy.is_pytorch_model() && self.device.is_simulated() {
+            return self.open_on(self.device.open_placing_as(&self.source.placements())?);
+        }
         self.open_on(self.device.open()?)
     }
 

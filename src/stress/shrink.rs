@@ -234,7 +234,7 @@ impl EditableTrace {
     fn to_trace(&self, name: &str) -> Trace {
         let mut rebuilder = TraceRebuilder::new(self);
         let events = self.parts.iter().map(|part| rebuilder.rebuild(part.event)).collect();
-        Trace { name: name.to_owned(), events, tables: rebuilder.tables }
+        Trace { name: name.to_owned(), events, tables: rebuilder.tables, ..Trace::default() }
     }
 
     fn blocks(&self) -> Vec<u32> {

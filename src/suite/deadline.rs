@@ -2,6 +2,7 @@
 
 use std::{
     sync::{
+        Arc,
         atomic::{AtomicBool, Ordering},
         mpsc::{self, RecvTimeoutError},
     },
@@ -10,6 +11,7 @@ use std::{
 };
 
 use super::CaseTimeout;
+use crate::base::PlacementCall;
 use crate::trace::{Event, EventReader, InitialLayout, Source, Tables, TraceError};
 
 /// How often the flag of the caller is checked.
@@ -83,6 +85,10 @@ impl Source for StoppableSource<'_> {
 
     fn uses_pools(&self) -> Result<bool, TraceError> {
         self.source.uses_pools()
+    }
+
+    fn placements(&self) -> Arc<[PlacementCall]> {
+        self.source.placements()
     }
 
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {

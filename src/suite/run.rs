@@ -244,6 +244,7 @@ mod tests {
 
     use super::*;
     use crate::{
+        base::PlacementCall,
         device::DeviceFleet,
         suite::test_case,
         trace::{EventReader, InitialLayout, Source, TraceError},
@@ -361,6 +362,10 @@ mod tests {
 
         fn initial_layout(&self) -> Option<InitialLayout> {
             self.0.initial_layout()
+        }
+
+        fn placements(&self) -> Arc<[PlacementCall]> {
+            self.0.placements()
         }
 
         fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {

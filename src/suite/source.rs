@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{SuiteError, SuiteFile, SuiteGroup, rank_files::matching};
 use crate::{
-    base::{Bytes, MemoryLimit, NoProgress, Progress, did_you_mean, path_text, text_path},
+    base::{Bytes, MemoryLimit, NoProgress, PlacementCall, Progress, did_you_mean, path_text, text_path},
     device::{
         Device,
         sim::{SimConfig, SimConfigError, SimDevice},
@@ -321,6 +321,10 @@ impl Source for LazyTraceFile {
 
     fn uses_pools(&self) -> Result<bool, TraceError> {
         self.source()?.uses_pools()
+    }
+
+    fn placements(&self) -> Arc<[PlacementCall]> {
+        self.content().map_or_else(|_| Arc::default(), Source::placements)
     }
 
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {

@@ -91,3 +91,20 @@ pub enum BlockState {
     /// Can be handed out.
     Free,
 }
+
+/// A driver call of a recorded program: memory that it took, or gave back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlacementCall {
+    /// `cuMemAlloc`.
+    Taken {
+        /// Where the driver placed the memory.
+        address: Address,
+        /// Its size.
+        bytes: u64,
+    },
+    /// `cuMemFree`.
+    Released {
+        /// Where the memory began.
+        address: Address,
+    },
+}

@@ -21,7 +21,7 @@ mod work;
 
 pub use catalog::{Catalog, CatalogEntry, did_you_mean, did_you_mean_among, nearest};
 pub use file_text::{FileText, escaped, escaped_lines, escaped_markdown};
-pub use layout::{BlockState, BlockView, Layout, SegmentView};
+pub use layout::{BlockState, BlockView, Layout, PlacementCall, SegmentView};
 pub use memory_limit::{MemoryLimit, MemoryLimitError, TypedSizeError};
 pub use output_file::{
     OutputFile, abandon_unfinished_files, copy_until_exit, remove_left_files, replaced_file, write_file,

@@ -220,7 +220,7 @@ impl TraceBuilder {
     #[must_use]
     pub fn finish(mut self, name: &str) -> Trace {
         self.events.drain(..self.taken);
-        Trace { name: name.to_owned(), events: self.events, tables: self.tables }
+        Trace { name: name.to_owned(), events: self.events, tables: self.tables, ..Trace::default() }
     }
 
     fn take_slot(&mut self, stream: StreamId) -> BlockSlot {

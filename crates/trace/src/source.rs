@@ -4,11 +4,14 @@ use std::{
     io,
     ops::Deref,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use crate::{Event, InitialLayout, Op, Tables};
-use oomph_base::{Progress, escaped};
+use oomph_base::{PlacementCall, Progress, escaped};
 
 /// How many events a chunk holds at most: 128 KiB, so that it stays in the second-level cache.
 pub const CHUNK_EVENTS: usize = 4096;
@@ -33,6 +36,12 @@ pub trait Source: Send + Sync {
     /// without.
     fn uses_pools(&self) -> Result<bool, TraceError> {
         Ok(false)
+    }
+
+    /// Where the driver placed the ordinary segments of a recorded program, in the order of its calls; nothing where it
+    /// is not known.
+    fn placements(&self) -> Arc<[PlacementCall]> {
+        Arc::default()
     }
 
     /// Opens a reader at the first event.
@@ -76,6 +85,8 @@ pub struct Trace {
     pub events: Vec<Event>,
     /// The tables that the events refer to.
     pub tables: Tables,
+    /// See [`Source::placements`].
+    pub placements: Arc<[PlacementCall]>,
 }
 
 impl Trace {
@@ -96,7 +107,8 @@ impl Trace {
         while let (some @ [_, ..], _) = reader.next_chunk()? {
             events.extend_from_slice(some);
         }
-        Ok(Trace { name: source.name().to_owned(), events, tables: reader.tables().clone() })
+        let tables = reader.tables().clone();
+        Ok(Trace { name: source.name().to_owned(), events, tables, placements: source.placements() })
     }
 }
 
@@ -111,6 +123,10 @@ impl Source for Trace {
 
     fn events(&self) -> Option<u64> {
         Some(self.events.len() as u64)
+    }
+
+    fn placements(&self) -> Arc<[PlacementCall]> {
+        Arc::clone(&self.placements)
     }
 
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {
@@ -259,6 +275,10 @@ where
         self.source.uses_pools()
     }
 
+    fn placements(&self) -> Arc<[PlacementCall]> {
+        self.source.placements()
+    }
+
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {
         let reader = self.source.open()?;
         let one_less = |readings: u64| readings.checked_sub(1);
@@ -321,7 +341,7 @@ mod tests {
     #[test]
     fn a_trace_is_read_in_chunks_repeatedly() {
         let events = (0..2 * CHUNK_EVENTS as u64 + 1).map(|nanos| Event::of(Op::Idle { nanos })).collect();
-        let trace = Trace { name: "long".to_owned(), events, tables: Tables::default() };
+        let trace = Trace { name: "long".to_owned(), events, ..Trace::default() };
         for _ in 0..2 {
             let mut reader = trace.open().unwrap();
             let sizes = [(); 4].map(|()| reader.next_chunk().unwrap().0.len());
@@ -352,7 +372,7 @@ mod progress_tests {
 
     fn long() -> Box<dyn Source> {
         let events = (0..10 * CHUNK_EVENTS as u64).map(|nanos| Event::of(Op::Idle { nanos })).collect();
-        Box::new(Trace { name: "long".to_owned(), events, tables: Tables::default() })
+        Box::new(Trace { name: "long".to_owned(), events, ..Trace::default() })
     }
 
     fn done(log: &ProgressLog) -> u64 {

@@ -47,12 +47,14 @@ fn verify_under_limit(
     if let Some(limit) = recording.device_limit() {
         return Verification { limit: Some(limit), ..verification };
     }
-    if !is_limited(recording, &verification) {
+    let is_limited = is_limited(recording, &verification);
+    if !is_limited && !may_be_limited(recording, &verification) {
         return verification;
     }
     progress.begin_stage("finding the memory limit", 0);
     let mut search = LimitSearch { recording, props: setup.props, counters, entries_left: MOST_ENTRIES };
     match search.find() {
+        Some((_, found)) if !is_limited && (found.refusals > 0 || !found.empty_caches.is_empty()) => verification,
         Some((limit, found)) => Verification { limit: Some(limit), ..found },
         None => Verification { limit: recording.own_limit().map(|range| of_range(range, recording)), ..verification },
     }
@@ -63,6 +65,16 @@ fn verify_under_limit(
 fn is_limited(recording: &Recording, verification: &Verification) -> bool {
     let collected = || collects(recording) && verification.divergence().is_some_and(of_releases);
     recording.own_limit().is_some() || verification.refusals > 0 || collected()
+}
+
+/// Whether one limit may explain all that was read as calls of `empty_cache`: every release is part of a request that got
+/// new memory, and would have exceeded the limit otherwise. A program that certainly calls `empty_cache` also does so before
+/// such requests.
+fn may_be_limited(recording: &Recording, verification: &Verification) -> bool {
+    verification.divergence().is_none()
+        && recording.empty_caches.is_empty()
+        && !verification.empty_caches.is_empty()
+        && recording.range_of_limit_before(&verification.empty_caches).is_some()
 }
 
 fn collects(recording: &Recording) -> bool {

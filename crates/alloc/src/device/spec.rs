@@ -7,7 +7,7 @@ use super::{
     Device, cuda,
     sim::{SimConfig, SimConfigError, SimDevice},
 };
-use oomph_base::{Bytes, MemoryLimit, did_you_mean, nearest};
+use oomph_base::{Bytes, MemoryLimit, PlacementCall, did_you_mean, nearest};
 
 /// Which device to open: `sim`, `cuda`, `cuda:1` or `auto`; `sim:CARD` such as `sim:80GiB` or `sim:h200` has another
 /// card.
@@ -79,6 +79,17 @@ impl DeviceSpec {
         match &self.kind {
             DeviceKind::Sim(config) => Ok(Box::new(SimDevice::new(SimConfig::clone(config))?)),
             &DeviceKind::Cuda(ordinal) => cuda::open(ordinal).map_err(|reason| self.unavailable(reason)),
+        }
+    }
+
+    /// Opens a fresh device. A simulated one places memory as these calls of a recorded program say:
+    /// see [`SimDevice::placing_as`].
+    pub fn open_placing_as(&self, calls: &[PlacementCall]) -> Result<Box<dyn Device>, DeviceSpecError> {
+        match &self.kind {
+            DeviceKind::Sim(config) if !calls.is_empty() => {
+                Ok(Box::new(SimDevice::new(SimConfig::clone(config))?.placing_as(calls)))
+            }
+            _ => self.open(),
         }
     }
 

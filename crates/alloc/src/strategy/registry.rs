@@ -46,6 +46,12 @@ impl StrategySpec {
         })
     }
 
+    /// Whether it is the model of PyTorch's allocator.
+    #[must_use]
+    pub fn is_pytorch_model(&self) -> bool {
+        self.name == caching::ENTRY.name
+    }
+
     /// Whether there is such a strategy and it takes these parameters, which does not depend on the
     /// device.
     pub fn check(&self) -> Result<(), SpecError> {

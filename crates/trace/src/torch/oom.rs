@@ -304,6 +304,27 @@ impl Recording {
         (range.at_least_bytes < range.below_bytes).then_some(range)
     }
 
+    /// The range of one limit that allows all reservations, and that the requests after these entries would have exceeded
+    /// with the memory that was reserved before them.
+    #[must_use]
+    pub fn range_of_limit_before(&self, entries: &[usize]) -> Option<ProcessLimit> {
+        let settings = self.settings.in_force().unwrap_or_default();
+        let mut range = self.range_of_limit()?;
+        let mut reserved = self.reserved_at_end();
+        let mut request = None;
+        for (index, entry) in self.witnessed.iter().enumerate().rev() {
+            reserved = entry.reserved_before(reserved);
+            if matches!(entry.action, Action::Alloc | Action::OutOfMemory) {
+                request = Some(entry);
+            }
+            if entries.binary_search(&index).is_ok() {
+                let exceeded = reserved.saturating_add(segment_of(request?, &settings));
+                range.below_bytes = range.below_bytes.min(exceeded);
+            }
+        }
+        (range.at_least_bytes < range.below_bytes).then_some(range)
+    }
+
     /// The largest segment that the recorded requests can need.
     #[must_use]
     pub fn largest_segment(&self) -> u64 {
@@ -522,6 +543,26 @@ mod own_limit_tests {
         let limit = recording(150 * MIB).device_limit().unwrap();
         assert_eq!((limit.bytes, limit.refused_by), (210 * MIB, MemoryRefuser::Device));
         assert_eq!(recording(100 << 30).device_limit(), None);
+    }
+
+    #[test]
+    fn releases_within_requests_enclose_a_limit() {
+        let entries = vec![
+            entry(Action::SegmentAlloc, 1 << 30, 40 * MIB),
+            entry(Action::SegmentAlloc, 2 << 30, 60 * MIB),
+            entry(Action::SegmentFree, 1 << 30, 40 * MIB),
+            entry(Action::SegmentAlloc, 3 << 30, 30 * MIB),
+            entry(Action::Alloc, 3 << 30, 30 * MIB),
+            entry(Action::SegmentFree, 2 << 30, 60 * MIB),
+            entry(Action::SegmentFree, 3 << 30, 30 * MIB),
+        ];
+        let snapshot = Snapshot { traces: vec![entries], ..Snapshot::default() };
+        let recording = snapshot.into_recording("retry", None, &NoProgress).unwrap();
+        let limit = ProcessLimit { at_least_bytes: 100 * MIB, below_bytes: 130 * MIB };
+        assert_eq!(recording.range_of_limit_before(&[2]), Some(limit));
+        // Before the second segment there was room for 60 MiB more.
+        assert_eq!(recording.range_of_limit_before(&[1, 2]), None);
+        assert_eq!(recording.range_of_limit_before(&[4]).map(|range| range.below_bytes), Some(120 * MIB));
     }
 
     #[test]

@@ -11,8 +11,10 @@ use super::{
     rewind::{RecordingEnd, rewind},
     to_trace::to_trace,
 };
+use std::sync::Arc;
+
 use crate::{EventReader, InitialLayout, Source, TableFull, Trace, TraceError};
-use oomph_base::{Address, NoProgress, Progress};
+use oomph_base::{Address, NoProgress, PlacementCall, Progress};
 use oomph_pytorch::{AllocatorSettings, AllocatorSettingsError};
 
 /// The recording of one device.
@@ -303,6 +305,10 @@ impl Source for Recording {
 
     fn uses_pools(&self) -> Result<bool, TraceError> {
         self.trace.uses_pools()
+    }
+
+    fn placements(&self) -> Arc<[PlacementCall]> {
+        Arc::clone(&self.trace.placements)
     }
 
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {

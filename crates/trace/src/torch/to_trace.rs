@@ -3,7 +3,7 @@
 //!
 //! Actions of the allocator (segments, completed frees) are left out, because another allocator acts differently.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use super::{
     Action, Annotation, AnnotationEdge, DEFAULT_POOL, PoolKey, PoolRelease, Recording, RecordingGaps,
@@ -13,7 +13,7 @@ use crate::{
     BEFORE_RECORDING, BlockSlot, MarkKind, TableFull, Trace, TraceBuilder, builder::add_failed_request,
     memory_budget::MemoryBudget,
 };
-use oomph_base::{Nanos, Progress, SiteId, StreamId, TagId};
+use oomph_base::{Nanos, PlacementCall, Progress, SiteId, StreamId, TagId};
 
 /// The memory that all call sites may take.
 const ALL_SITES: MemoryBudget = MemoryBudget::of(1 << 30);
@@ -49,7 +49,21 @@ pub(crate) fn to_trace(
     converter.pass_time_until(u64::MAX);
     releases.for_each(|release| converter.release_pool(release));
     empty_caches.for_each(|_| converter.empty_cache());
-    Ok((converter.builder.finish(name), converter.gaps))
+    let trace = Trace { placements: placements(recording), ..converter.builder.finish(name) };
+    Ok((trace, converter.gaps))
+}
+
+/// Where the driver placed ordinary segments: those before the recording from the highest down, as a model of the
+/// allocator requests them to continue from there, then those of the entries.
+fn placements(recording: &Recording) -> Arc<[PlacementCall]> {
+    let before = recording.initial.segments.iter().rev().filter(|segment| !segment.expandable);
+    let before = before.map(|segment| PlacementCall::Taken { address: segment.address, bytes: segment.total_size });
+    let calls = recording.witnessed.iter().filter_map(|entry| match entry.action {
+        Action::SegmentAlloc => Some(PlacementCall::Taken { address: entry.address, bytes: entry.size }),
+        Action::SegmentFree => Some(PlacementCall::Released { address: entry.address }),
+        _ => None,
+    });
+    before.chain(calls).collect()
 }
 
 struct TraceConverter<'a> {

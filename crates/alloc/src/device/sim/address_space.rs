@@ -14,9 +14,10 @@ use std::collections::HashMap;
 use super::{
     SimDevice,
     placement::{ExtentPlace, FilledExtents, FreeRanges},
+    recorded::RecordedSpace,
 };
 use crate::device::{CallKind, DeviceError, PinnedHost};
-use oomph_base::{Address, GIB, KIB, MIB};
+use oomph_base::{Address, GIB, KIB, MIB, PlacementCall};
 
 /// Address space is taken in multiples of this.
 pub(super) const RANGE_BYTES: u64 = 32 * MIB;
@@ -25,12 +26,12 @@ pub(super) const SHARE_BYTES: u64 = 512;
 /// Below this address `cuMemAlloc` puts nothing; reserved and pinned addresses are there.
 pub(super) const LOWEST: u64 = 96 * 1024 * GIB;
 /// The first range ends here.
-const END: u64 = 127 * 1024 * GIB;
+pub(super) const END: u64 = 127 * 1024 * GIB;
 
 /// What is left free in the ranges that the context of a new process fills partly, the older range
 /// first. Recorded on an H200 with driver 580.159.04. Most of PyTorch's recordings show the same; in
 /// some processes one range has 26 MiB left.
-const CONTEXT_FREE_BYTES: [u64; 2] = [24 * MIB, 2 * MIB];
+pub(super) const CONTEXT_FREE_BYTES: [u64; 2] = [24 * MIB, 2 * MIB];
 
 /// The addresses of all live `cuMemAlloc` allocations.
 #[derive(Clone, Debug)]
@@ -43,6 +44,8 @@ pub(super) struct AddressSpace {
     /// In units of [`SHARE_BYTES`].
     shared_pages: FilledExtents<PageOrigin>,
     live: HashMap<Address, PlacedAllocation>,
+    /// In the replay of a recording, instead of `unused` and `ranges`.
+    recorded: Option<Box<RecordedSpace>>,
 }
 
 /// Where a shared page lies.
@@ -96,7 +99,14 @@ impl AddressSpace {
             ranges: FilledExtents::default(),
             shared_pages: FilledExtents::default(),
             live: HashMap::new(),
+            recorded: None,
         }
+    }
+
+    /// The address space of a new process that is to make these calls, where they show its addresses.
+    pub(super) fn of_recording(page_bytes: u64, calls: &[PlacementCall]) -> AddressSpace {
+        let recorded = RecordedSpace::new(page_bytes, calls).map(Box::new);
+        AddressSpace { recorded, ..AddressSpace::new(page_bytes) }
     }
 
     /// How many pages an allocation of this size would add.
@@ -126,13 +136,13 @@ impl AddressSpace {
         let pages = match page_use {
             PageUse::Shared(units) => match self.shared_pages.give_back(place, units) {
                 Some((page, _)) => {
-                    self.give_pages_back(page.place, 1);
+                    self.give_pages_back(page.place, page.address, 1);
                     1
                 }
                 None => 0,
             },
             PageUse::Pages(pages) => {
-                self.give_pages_back(place, pages);
+                self.give_pages_back(place, address.0, pages);
                 pages
             }
         };
@@ -160,6 +170,9 @@ impl AddressSpace {
     }
 
     fn place_pages(&mut self, pages: u64) -> Option<(ExtentPlace, u64)> {
+        if let Some(recorded) = &mut self.recorded {
+            return recorded.place(pages).map(|(place, first)| (place, first * self.page_bytes));
+        }
         let (place, first_range) = match self.ranges.place(pages) {
             Some(found) => found,
             None => {
@@ -171,7 +184,10 @@ impl AddressSpace {
         Some((place, first_range * RANGE_BYTES + place.offset * self.page_bytes))
     }
 
-    fn give_pages_back(&mut self, place: ExtentPlace, pages: u64) {
+    fn give_pages_back(&mut self, place: ExtentPlace, address: u64, pages: u64) {
+        if let Some(recorded) = &mut self.recorded {
+            return recorded.give_back(place, address / self.page_bytes, pages);
+        }
         if let Some((first_range, length)) = self.ranges.give_back(place, pages) {
             self.unused.give_back(first_range, length * self.page_bytes / RANGE_BYTES);
         }

@@ -6,7 +6,8 @@
 //!
 //! One file per subject: `address_space` (where `cuMemAlloc` places memory), `virtual_memory`,
 //! `pools`, `clock` (streams and events), `costs` (of driver calls), `work_times` (of kernels and
-//! copies), `contents` (patterns in memory), `profile` (which GPU), `placement` (free ranges).
+//! copies), `contents` (patterns in memory), `profile` (which GPU), `placement` (free ranges),
+//! `recorded` (addresses in the replay of a recording).
 
 mod address_space;
 mod clock;
@@ -15,6 +16,7 @@ mod costs;
 mod placement;
 mod pools;
 mod profile;
+mod recorded;
 mod virtual_memory;
 mod work_times;
 
@@ -33,7 +35,7 @@ use super::{
     CallKind, CallLedger, CallTally, Capabilities, Device, DeviceClock, DeviceError, DeviceProps, MemoryInfo,
     abilities_by_props,
 };
-use oomph_base::{Address, EventId, Nanos, StreamId};
+use oomph_base::{Address, EventId, Nanos, PlacementCall, StreamId};
 
 /// A simulated GPU.
 ///
@@ -113,6 +115,13 @@ impl SimDevice {
             libraries_loaded: false,
             profile,
         })
+    }
+
+    /// The same fresh device in a process that placed memory as these calls say. As long as the
+    /// calls are the same, so are the addresses; later ones follow the rule of that process.
+    #[must_use]
+    pub fn placing_as(self, calls: &[PlacementCall]) -> SimDevice {
+        SimDevice { address_space: AddressSpace::of_recording(self.props.page_bytes, calls), ..self }
     }
 
     /// Notes a call and advances the clock by its cost. A failed call costs as much as the smallest

@@ -26,8 +26,34 @@ impl FreeRanges {
         self.by_length.last().map_or(0, |&(length, _)| length)
     }
 
+    /// The lowest place where `length` units fit.
+    pub(super) fn lowest(&self, length: u64) -> Option<u64> {
+        self.lowest_fit(length).map(|(start, _)| start)
+    }
+
+    /// The highest place where `length` units fit.
+    pub(super) fn highest(&self, length: u64) -> Option<u64> {
+        self.highest_fit(length).map(|(start, hole)| start + hole - length)
+    }
+
     /// Takes `length` units at the lowest place where they fit, and returns where.
     pub(super) fn take_lowest(&mut self, length: u64) -> Option<u64> {
+        let (start, hole) = self.lowest_fit(length)?;
+        self.remove(start, hole);
+        self.insert(start + length, hole - length);
+        Some(start)
+    }
+
+    /// Takes `length` units at the highest place where they fit, and returns where.
+    pub(super) fn take_highest(&mut self, length: u64) -> Option<u64> {
+        let (start, hole) = self.highest_fit(length)?;
+        self.remove(start, hole);
+        self.insert(start, hole - length);
+        Some(start + hole - length)
+    }
+
+    /// The lowest free range with at least `length` units, and its length.
+    fn lowest_fit(&self, length: u64) -> Option<(u64, u64)> {
         let mut lowest: Option<(u64, u64)> = None;
         let mut at_least = length;
         while let Some(&(hole, start)) = self.by_length.range((at_least, 0)..).next() {
@@ -36,14 +62,11 @@ impl FreeRanges {
             }
             at_least = hole + 1;
         }
-        let (start, hole) = lowest?;
-        self.remove(start, hole);
-        self.insert(start + length, hole - length);
-        Some(start)
+        lowest
     }
 
-    /// Takes `length` units at the highest place where they fit, and returns where.
-    pub(super) fn take_highest(&mut self, length: u64) -> Option<u64> {
+    /// The highest free range with at least `length` units, and its length.
+    fn highest_fit(&self, length: u64) -> Option<(u64, u64)> {
         let mut highest: Option<(u64, u64)> = None;
         let mut at_least = length;
         while let Some(&(hole, _)) = self.by_length.range((at_least, 0)..).next() {
@@ -55,10 +78,30 @@ impl FreeRanges {
             }
             at_least = hole + 1;
         }
-        let (start, hole) = highest?;
-        self.remove(start, hole);
-        self.insert(start, hole - length);
-        Some(start + hole - length)
+        highest
+    }
+
+    /// Takes `length` units from `start`; false, and nothing taken, where not all of them are free.
+    pub(super) fn take_at(&mut self, start: u64, length: u64) -> bool {
+        let Some((&first, &hole)) = self.lengths.range(..=start).next_back() else { return false };
+        if first + hole < start + length {
+            return false;
+        }
+        self.remove(first, hole);
+        self.insert(first, start - first);
+        self.insert(start + length, first + hole - start - length);
+        true
+    }
+
+    /// Takes all units from `start` to `end` that are free.
+    pub(super) fn take_all(&mut self, start: u64, end: u64) {
+        while let Some((&first, &hole)) = self.lengths.range(..end).next_back()
+            && first + hole > start
+        {
+            self.remove(first, hole);
+            self.insert(first, start.saturating_sub(first));
+            self.insert(end, (first + hole).saturating_sub(end));
+        }
     }
 
     /// Gives `length` units from `start` back. They must have been taken.
@@ -234,6 +277,43 @@ impl<Origin: Copy> FilledExtents<Origin> {
         ExtentPlace { extent: id, offset }
     }
 
+    /// Where [`place`](FilledExtents::place) would put a piece of that length.
+    pub(super) fn next_place(&self, length: u64) -> Option<(ExtentPlace, Origin)> {
+        let id = self.newest.newest(length)?;
+        let extent = self.extents.get(id)?.as_ref()?;
+        Some((ExtentPlace { extent: id, offset: extent.holes.lowest(length)? }, extent.origin))
+    }
+
+    /// The newest extent with room for a piece of that length.
+    pub(super) fn newest_with_room(&self, length: u64) -> Option<usize> {
+        self.newest.newest(length)
+    }
+
+    /// Puts a piece at a place of an extent; `None` where that place is not free.
+    pub(super) fn place_at(&mut self, id: usize, offset: u64, length: u64) -> Option<ExtentPlace> {
+        let extent = self.extents.get_mut(id)?.as_mut()?;
+        let fits = offset + length <= extent.length && extent.holes.take_at(offset, length);
+        self.newest.set(id, extent.holes.largest());
+        fits.then_some(ExtentPlace { extent: id, offset })
+    }
+
+    /// Adds free units at the end of an extent.
+    pub(super) fn lengthen(&mut self, id: usize, by: u64) {
+        if let Some(extent) = self.extents.get_mut(id).and_then(Option::as_mut) {
+            extent.holes.give_back(extent.length, by);
+            extent.length += by;
+            self.newest.set(id, extent.holes.largest());
+        }
+    }
+
+    /// Somebody else has taken all that was free in an extent.
+    pub(super) fn fill_up(&mut self, id: usize) {
+        if let Some(extent) = self.extents.get_mut(id).and_then(Option::as_mut) {
+            extent.holes = FreeRanges::new(0, 0);
+            self.newest.set(id, 0);
+        }
+    }
+
     /// Takes a piece out. If its extent is now empty, the extent goes, and its origin and length
     /// are returned.
     pub(super) fn give_back(&mut self, place: ExtentPlace, length: u64) -> Option<(Origin, u64)> {
@@ -297,6 +377,29 @@ mod tests {
         assert_eq!((fit.newest(1), fit.newest(2), fit.newest(4), fit.newest(10)), (Some(2), Some(1), Some(0), None));
         fit.remove(2);
         assert_eq!(fit.newest(1), Some(1));
+    }
+
+    #[test]
+    fn places_can_be_chosen() {
+        let mut holes = FreeRanges::new(0, 100);
+        assert!(holes.take_at(40, 10) && !holes.take_at(45, 10) && !holes.take_at(35, 6) && !holes.take_at(95, 6));
+        assert_eq!((holes.take_lowest(51), holes.take_highest(50)), (None, Some(50)));
+        let mut holes = FreeRanges::new(0, 40);
+        assert!(holes.take_at(10, 5));
+        holes.take_all(8, 30);
+        assert_eq!((holes.take_highest(10), holes.take_highest(8), holes.largest()), (Some(30), Some(0), 0));
+
+        let mut extents = FilledExtents::default();
+        let place = extents.open(7, 16, 4);
+        assert_eq!(extents.place_at(place.extent, 10, 4), Some(ExtentPlace { extent: place.extent, offset: 10 }));
+        assert_eq!(extents.place_at(place.extent, 13, 1), None);
+        assert_eq!(extents.place_at(place.extent, 14, 4), None, "it ends before");
+        extents.lengthen(place.extent, 16);
+        assert!(extents.place_at(place.extent, 14, 4).is_some());
+        extents.fill_up(place.extent);
+        assert!(!extents.has_room(1));
+        assert_eq!(extents.give_back(ExtentPlace { extent: place.extent, offset: 10 }, 4), None);
+        assert!(extents.has_room(4));
     }
 
     proptest! {
