@@ -69,8 +69,8 @@ const CHECKED: &[(&[&str], u32, u32)] = &[
     (&[], 3, 3),
     (&["expandable_segments"], 8, 8),
     (&["expandable_segments", "roundup_power2_divisions"], 4, 4),
-    (&["garbage_collection_threshold"], 8, 7),
-    (&["max_split_size_mb"], 8, 7),
+    (&["garbage_collection_threshold"], 8, 8),
+    (&["max_split_size_mb"], 8, 8),
     (&["roundup_power2_divisions"], 4, 3),
 ];
 
