@@ -308,7 +308,7 @@ impl Recording {
     /// with the memory that was reserved before them.
     #[must_use]
     pub fn range_of_limit_before(&self, entries: &[usize]) -> Option<ProcessLimit> {
-        let settings = self.settings.in_force().unwrap_or_default();
+        let settings = self.settings_in_force().unwrap_or_default();
         let mut range = self.range_of_limit()?;
         let mut reserved = self.reserved_at_end();
         let mut request = None;
