@@ -367,12 +367,11 @@ impl RecordedRanges {
     /// Takes pages that fit in no range as they are known: others have taken and given back memory there.
     fn take_outside(&mut self, first: u64, pages: u64) -> ExtentPlace {
         let (start, end) = (first / self.range_pages, (first + pages).div_ceil(self.range_pages));
-        for range in start..end {
-            match self.around(range * self.range_pages) {
-                Some((extent, ..)) => self.extents.fill_up(extent),
-                None => self.use_up(range, 1),
-            }
+        let from = self.around(first).map_or(start, |(_, range, _)| range);
+        for &(extent, _) in self.by_range.range(from..end).map(|(_, range)| range) {
+            self.extents.fill_up(extent);
         }
+        self.use_up(start, end - start);
         ExtentPlace { extent: NO_EXTENT, offset: first }
     }
 
@@ -517,10 +516,10 @@ mod tests {
 
     #[test]
     fn memory_that_is_still_held_is_not_placed_again() {
-        let calls = [taken(5, 0, 20), PlacementCall::Released { address: at(5, 0) }, taken(5, 0, 20)];
+        let calls = [taken(5, 0, 30), PlacementCall::Released { address: at(5, 0) }, taken(5, 0, 30)];
         let mut device = device(&calls);
-        let first = device.alloc(20 * MIB).unwrap();
-        let second = device.alloc(20 * MIB).unwrap();
+        let first = device.alloc(30 * MIB).unwrap();
+        let second = device.alloc(30 * MIB).unwrap();
         assert_eq!((first, second), (at(5, 0), at(4, 0)), "a new range below");
         device.free(first).unwrap();
         device.free(second).unwrap();
