@@ -419,13 +419,13 @@ fn text(rows: &[VerifyRow]) -> String {
         if row.result == VerifyResult::Exact {
             parts.push(format!("{} entries", row.entries_agreed));
             parts.extend(row.beginning.map(from_the_middle));
-            for (number, what) in [
-                (row.empty_caches as u64, "empty_cache"),
-                (row.driver_refusals as u64, "refusals by the driver"),
-                (row.retries, "retries"),
-                (row.ooms, "out of memory"),
+            for (number, one, many) in [
+                (row.empty_caches as u64, "empty_cache", "empty_cache"),
+                (row.driver_refusals as u64, "refusal by the driver", "refusals by the driver"),
+                (row.retries, "retry", "retries"),
+                (row.ooms, "out of memory", "out of memory"),
             ] {
-                parts.extend((number > 0).then(|| format!("{number} {what}")));
+                parts.extend((number > 0).then(|| format!("{number} {}", if number == 1 { one } else { many })));
             }
             parts.extend(pools_in_words(&row.pools));
             let changes = row.settings_changes.iter();

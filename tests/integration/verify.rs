@@ -284,7 +284,7 @@ fn verify_prints_a_line_per_file_and_a_total() {
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(
         lines[0],
-        format!("EXACT     {OOM_BASE}: 510 entries, 1 retries, 1 out of memory, PyTorch 2.10 or 2.11: both agree")
+        format!("EXACT     {OOM_BASE}: 510 entries, 1 retry, 1 out of memory, PyTorch 2.10 or 2.11: both agree")
     );
     assert!(lines[1].starts_with("EXACT") && lines[1].contains(VARLEN_STACK), "{text}");
     assert!(lines[2].starts_with("2 recordings, ") && lines[2].ends_with(": 2 exact"), "{text}");

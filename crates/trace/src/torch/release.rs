@@ -208,7 +208,7 @@ impl RecordedRelease {
         let mut narrowed = self.narrowed_by_settings(settings);
         let last_with_odd_sizes = Release::all().rev().find(|release| release.rules().one_division_keeps_size);
         if let Some(last) = last_with_odd_sizes.filter(|&last| odd_sizes && narrowed.span().contains(last)) {
-            let sign = format!("have sizes that are no multiples of {MIN_BLOCK_SIZE}, as up to {last}");
+            let sign = format!("have sizes that are not multiples of {MIN_BLOCK_SIZE}, as up to {last}");
             narrowed.at_most = Some(ReleaseBound { release: last, place: KeyPlace::Blocks.words(), sign });
         }
         narrowed

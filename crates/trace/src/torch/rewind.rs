@@ -354,7 +354,7 @@ fn measure<'a>(
 ) -> Vec<MeasuredBlock> {
     let mut measured = Vec::new();
     let mut rests: Vec<SpaceBehind> = Vec::new();
-    // Sizes are then no multiples of 512, and what is left of a free block can be too small to be a block.
+    // Sizes are then not multiples of 512, and what is left of a free block can be too small to be a block.
     let keeps_sizes =
         settings.release.rules().one_division_keeps_size && settings.roundup_power2_divisions.contains(&1);
     for block in blocks {
