@@ -35,12 +35,19 @@ pub(super) struct CallReading {
     pub(super) polled: usize,
     /// How many times memory was refused, by the driver or by an unknown limit.
     pub(super) refusals: usize,
+    /// A stream was being captured: the allocator does not release its cache.
+    pub(super) captures: bool,
 }
 
 impl CallReading {
     /// Nothing but the request.
     pub(super) fn plain(polled: usize) -> CallReading {
-        CallReading { empty_cache: false, polled, refusals: 0 }
+        CallReading { empty_cache: false, polled, refusals: 0, captures: false }
+    }
+
+    /// The request after a call of `empty_cache`.
+    pub(super) fn after_empty_cache() -> CallReading {
+        CallReading { empty_cache: true, ..CallReading::plain(0) }
     }
 }
 
@@ -88,12 +95,15 @@ impl CallEntries {
 
     /// The ways to explain the call, the likeliest first. A refusal from outside is tried last, because in most
     /// recordings the only limit is the one that PyTorch was given. `by_unknown_limit`: it was given one that we do not
-    /// know.
-    pub(super) fn readings(&self, by_unknown_limit: bool) -> Vec<CallReading> {
+    /// know. `may_capture`: the program may capture graphs.
+    pub(super) fn readings(&self, by_unknown_limit: bool, may_capture: bool) -> Vec<CallReading> {
         let fewer = (0..self.completed_first).rev().take(POLLED_AT_MOST);
         let mut readings: Vec<CallReading> =
             std::iter::once(self.completed_first).chain(fewer).map(CallReading::plain).collect();
-        readings.push(CallReading { empty_cache: true, polled: 0, refusals: 0 });
+        readings.push(CallReading::after_empty_cache());
+        if may_capture && self.runs_out() {
+            readings.push(CallReading { captures: true, ..CallReading::plain(0) });
+        }
         if !self.driver_may_refuse && !by_unknown_limit {
             return readings;
         }
@@ -163,9 +173,9 @@ mod tests {
         use Action::{Alloc, FreeCompleted, SegmentFree};
         let mut call = CallEntries::default();
         call.read(&entries(&[FreeCompleted, SegmentFree, Alloc]), 0);
-        let readings = call.readings(false);
+        let readings = call.readings(false, false);
         assert_eq!(readings[..2], [CallReading::plain(1), CallReading::plain(0)]);
-        assert_eq!(readings[2], CallReading { empty_cache: true, polled: 0, refusals: 0 });
+        assert_eq!(readings[2], CallReading::after_empty_cache());
         assert!(readings[3..].iter().all(|reading| reading.refusals > 0));
     }
 
@@ -174,11 +184,11 @@ mod tests {
         let mut entries = entries(&[Action::OutOfMemory]);
         let mut call = CallEntries::default();
         call.read(&entries, 0);
-        assert!(call.readings(false).iter().any(|reading| reading.refusals > 0));
+        assert!(call.readings(false, false).iter().any(|reading| reading.refusals > 0));
         entries[0].address = Address(100 * MIB);
         call.read(&entries, 0);
-        assert!(call.readings(false).iter().all(|reading| reading.refusals == 0));
-        assert!(call.readings(true).iter().any(|reading| reading.refusals > 0), "unless PyTorch itself did");
+        assert!(call.readings(false, false).iter().all(|reading| reading.refusals == 0));
+        assert!(call.readings(true, false).iter().any(|reading| reading.refusals > 0), "unless PyTorch itself did");
     }
 
     #[test]

@@ -51,6 +51,10 @@ pub(super) struct RecordingWalk<'a> {
     request_pools: Vec<(usize, PoolKey)>,
     /// Where the program changes settings from here on.
     changes: &'a [SettingsPhase],
+    /// A call since the last request or free has completed frees of the next group.
+    group_has_begun: bool,
+    /// How many ranges failed requests have reserved that no entry shows.
+    unrecorded_ranges: u64,
 }
 
 /// What is left of a walk.
@@ -70,16 +74,28 @@ impl WalkOutcome {
     }
 }
 
-/// Where ranges lie that no entry shows, above all addresses of a GPU: one for each pool of a stream.
+/// Where ranges lie that no entry shows, above all addresses of a GPU.
 const UNRECORDED_RANGES: u64 = 1 << 48;
 /// More than the memory of a device and an eighth, which is the size of a range.
 const UNRECORDED_RANGE_BYTES: u64 = 1 << 42;
+const UNRECORDED_RANGES_AT_MOST: u64 = 1 << 20;
+
+/// How many slots PyTorch's table of pools without users may have, beyond those that the released pools need. The order of
+/// release depends on it, and pools whose memory stays in use are not seen.
+const TABLE_SLOTS: [usize; 4] = [0, 8, 16, 64];
+
+/// How many ways to divide the released pools among calls are tried.
+const MOST_DIVISIONS: usize = 16;
 
 /// How far away a request counts as a neighbour.
 const NEAR: usize = 256;
 
 /// The pool of a scope in which no request succeeded.
 const UNKNOWN_SCOPE: PoolKey = (UNRECORDED_POOL, u64::MAX);
+/// The pool of a capture that goes on beside a request of the default pool.
+const OTHER_CAPTURE: PoolKey = (UNRECORDED_POOL, u64::MAX - 1);
+/// A stream of no request.
+const NO_STREAM: StreamId = StreamId(u16::MAX);
 
 const TOO_FEW_LANES: &str = "more frees wait for streams than there are streams";
 
@@ -123,6 +139,8 @@ impl<'a> RecordingWalk<'a> {
             pool_releases: Vec::new(),
             request_pools: Vec::new(),
             changes: &[],
+            group_has_begun: false,
+            unrecorded_ranges: 0,
         };
         for (block, (was, stream)) in adopted.into_iter().zip(start.memory.live()) {
             if was.state == SnapshotBlockState::PendingFree {
@@ -222,28 +240,43 @@ impl<'a> RecordingWalk<'a> {
 
     /// A request with the actions that it caused, or a call of `empty_cache`. Returns where the next call starts.
     fn call(&mut self) -> Result<usize, Divergence> {
-        let next = self.call_entries.read(self.entries, self.at);
-        if self.pools.has_private()
-            && let Some(next) = self.release_of_pool()
-        {
-            return Ok(next);
-        }
-        let next = match self.call_entries.request {
-            None => self.empty_cache(next)?,
-            Some(_) if self.call_entries.is_plain() => self.plain_request().map(|()| next)?,
-            Some(_) => self.request().map(|()| next)?,
-        };
-        if self.call_entries.seen.iter().any(|seen| seen.action == Action::FreeCompleted) {
+        let end = self.call_entries.read(self.entries, self.at);
+        let next = self.explained_call(end)?;
+        let done = &self.entries[self.at..next.min(self.entries.len())];
+        self.group_has_begun |= done.iter().any(|entry| entry.action == Action::FreeCompleted);
+        if next >= end && std::mem::take(&mut self.group_has_begun) {
             self.lanes.next_group().for_each(|lane| self.model.set_idle(lane));
             self.lanes.vacate_next_group();
         }
         Ok(next)
     }
 
+    /// Carries out the call whose entries were read up to `end`. Returns where the next call starts.
+    fn explained_call(&mut self, end: usize) -> Result<usize, Divergence> {
+        if self.pools.has_private()
+            && let Some(next) = self.release_of_pool()
+        {
+            return Ok(next);
+        }
+        match self.call_entries.request {
+            None => self.empty_cache(end),
+            Some(_) if self.call_entries.is_plain() => self.plain_request().map(|()| end),
+            Some(_) => match self.request() {
+                Ok(()) => Ok(end),
+                // With all pools known, the calls before the request can be told apart.
+                Err(divergence) if self.pools.has_private() && !self.pools.is_open() => {
+                    self.empty_cache(end).map_err(|_| divergence)
+                }
+                Err(divergence) => Err(divergence),
+            },
+        }
+    }
+
     /// The first actions are the release of a private pool: a `MemPool` was deleted, or `empty_cache` was called during a
     /// capture, which releases only pools that were given up. Returns where the next call starts.
     fn release_of_pool(&mut self) -> Option<usize> {
-        self.call_entries.seen.first().filter(|seen| is_release(seen.action))?;
+        let mut seen = self.call_entries.seen.iter().map(|seen| seen.action);
+        seen.find(|&action| action != Action::FreeCompleted).filter(|&action| is_release(action))?;
         let pool = self.releases().next().filter(|&pool| pool != DEFAULT_POOL)?;
         let over = self.released_pools();
         let mut trial = self.model.clone();
@@ -255,13 +288,17 @@ impl<'a> RecordingWalk<'a> {
             }
             return Some(next);
         }
-        let mut trial = self.model.clone();
-        trial.give_up(&over);
-        trial.empty_cache_in_scope(&mut self.actions);
-        let next = self.explained_part()?;
-        self.model = trial;
-        self.note_given_up(&over, true);
-        Some(next)
+        for (given_up, slots) in self.divisions(&over) {
+            let mut trial = self.model.clone();
+            trial.give_up(given_up, slots);
+            trial.empty_cache_in_scope(&mut self.actions);
+            if let Some(next) = self.explained_part() {
+                self.model = trial;
+                self.note_given_up(given_up, true);
+                return Some(next);
+            }
+        }
+        None
     }
 
     /// Where the next call starts, if the model's actions are the first ones of the call, or all.
@@ -270,7 +307,19 @@ impl<'a> RecordingWalk<'a> {
         if explained == 0 || self.call_entries.seen.get(..explained) != Some(&self.actions.seen[..]) {
             return None;
         }
-        known_actions(self.entries, self.at).map(|(index, _)| index + 1).nth(explained - 1)
+        let mut rest = known_actions(self.entries, self.at).map(|(index, _)| index).skip(explained);
+        Some(rest.next().unwrap_or(self.entries.len()))
+    }
+
+    /// Which of the released pools the program gave up before the first call, the likeliest first, and how many slots the
+    /// table of pools without users has. The entries may be those of several calls.
+    fn divisions<'p>(&self, released: &'p [PoolKey]) -> Vec<(&'p [PoolKey], usize)> {
+        let mut private: Vec<PoolKey> = self.releases().filter(|&pool| pool != DEFAULT_POOL).collect();
+        private.sort_unstable();
+        private.dedup();
+        let slots = if private.len() > 1 { &TABLE_SLOTS[..] } else { &TABLE_SLOTS[..1] };
+        let parts = (0..=released.len()).rev().take(MOST_DIVISIONS).map(|count| &released[..count]);
+        slots.iter().flat_map(|&slots| parts.clone().map(move |part| (part, slots))).collect()
     }
 
     /// The private pools whose memory the call releases, and which the program has not given up yet. Nothing uses them
@@ -327,14 +376,13 @@ impl<'a> RecordingWalk<'a> {
     /// Only a call of `empty_cache` explains the actions. Returns where the next call starts: if private pools are
     /// released too, the actions may be those of several calls.
     fn empty_cache(&mut self, next: usize) -> Result<usize, Divergence> {
-        let given_up = self.released_pools();
-        let readings = if given_up.is_empty() { vec![&[][..]] } else { vec![&given_up[..], &[]] };
+        let released = self.released_pools();
         let before = self.pools.has_private().then(|| self.model.clone());
-        for given_up in readings {
+        for (given_up, slots) in self.divisions(&released) {
             if let Some(before) = &before {
                 self.model = before.clone();
             }
-            self.model.give_up(given_up);
+            self.model.give_up(given_up, slots);
             self.model.empty_cache(&mut self.actions);
             let explained = if self.actions.seen == self.call_entries.seen {
                 Some(next)
@@ -347,7 +395,7 @@ impl<'a> RecordingWalk<'a> {
                 return Ok(next);
             }
         }
-        Err(self.diverges(CallReading { empty_cache: true, polled: 0, refusals: 0 }))
+        Err(self.diverges(CallReading::after_empty_cache()))
     }
 
     /// Only one reading is possible, so no copy of the model is needed.
@@ -372,12 +420,17 @@ impl<'a> RecordingWalk<'a> {
         let mut nearest: Option<(usize, Divergence)> = None;
         let released = self.released_pools();
         let pools = self.request_pools();
-        let given_up = if released.is_empty() { vec![&[][..]] } else { vec![&[][..], &released] };
-        let readings = self.call_entries.readings(self.by_unknown_limit);
+        let mut given_up = self.divisions(&released);
+        if !released.is_empty() {
+            given_up.sort_by_key(|(given_up, _)| !given_up.is_empty());
+        }
+        let readings = self.call_entries.readings(self.by_unknown_limit, self.pools.has_private());
         let cases = pools.iter().flat_map(|&pool| given_up.iter().map(move |&given_up| (pool, given_up)));
-        for ((pool, given_up), reading) in cases.flat_map(|case| readings.iter().map(move |&reading| (case, reading))) {
+        for ((pool, (given_up, slots)), reading) in
+            cases.flat_map(|case| readings.iter().map(move |&reading| (case, reading)))
+        {
             let mut trial = self.model.clone();
-            trial.give_up(given_up);
+            trial.give_up(given_up, slots);
             let block = trial.request(&self.call_entries, pool, reading, self.lanes.next_group(), &mut self.actions);
             if self.actions.seen == self.call_entries.seen {
                 self.model = trial;
@@ -389,6 +442,7 @@ impl<'a> RecordingWalk<'a> {
                 if reading.empty_cache {
                     self.empty_caches.push(self.at);
                 }
+                self.unrecorded_ranges += u64::from(next_range.is_some());
                 self.settle(block);
                 return Ok(());
             }
@@ -406,15 +460,27 @@ impl<'a> RecordingWalk<'a> {
         }
     }
 
-    /// Where a failing request reserves a range: at the stream's next mapping. If nothing is mapped there later, no entry
-    /// shows the address, and any that is unused will do.
+    /// Where a failing request reserves a range: at the next mapping of its stream, pool and size class. If nothing is
+    /// mapped there later, no entry shows the address, and any that is unused will do.
     fn next_range(&self) -> Option<Address> {
         let request = self.call_entries.seen.last()?;
-        let later = self.entries[self.at..].iter();
-        let mut maps = later.filter(|entry| entry.action == Action::SegmentMap && entry.stream == request.stream);
-        let pool = if request.bytes <= SMALL_SIZE { 0 } else { UNRECORDED_RANGE_BYTES };
-        let unrecorded = UNRECORDED_RANGES + 2 * UNRECORDED_RANGE_BYTES * request.stream.index() as u64 + pool;
-        Some(maps.next().map_or(Address(unrecorded), |entry| entry.address))
+        let pool = self.call_entries.request.and_then(|request| self.pools.pool_of(request));
+        let is_small = request.bytes <= SMALL_SIZE;
+        let later = self.entries.iter().enumerate().skip(self.at);
+        let mut maps = later.filter(|(index, entry)| {
+            entry.action == Action::SegmentMap
+                && entry.stream == request.stream
+                && pool.is_none_or(|pool| self.pools.pool_of(*index) == Some(pool))
+                && self.is_mapped_for_small(*index).is_none_or(|small| small == is_small)
+        });
+        let unrecorded = UNRECORDED_RANGES + self.unrecorded_ranges % UNRECORDED_RANGES_AT_MOST * UNRECORDED_RANGE_BYTES;
+        Some(maps.next().map_or(Address(unrecorded), |(_, entry)| entry.address))
+    }
+
+    /// Whether memory was mapped for a small request.
+    fn is_mapped_for_small(&self, map: usize) -> Option<bool> {
+        let ends = |entry: &&TraceEntry| matches!(entry.action, Action::Alloc | Action::OutOfMemory);
+        self.entries[map..].iter().find(ends).map(|entry| entry.size <= SMALL_SIZE)
     }
 
     #[cold]
@@ -519,6 +585,12 @@ impl AllocatorModel {
             actions.complaint = Some(error.to_string());
             return None;
         }
+        if reading.captures
+            && let Err(error) = self.capture(pool, true)
+        {
+            actions.complaint = Some(error.to_string());
+            return None;
+        }
         let last = call.seen.last()?;
         let request = Request { bytes: last.bytes, stream: last.stream, thread: ThreadId(0), site: SiteId(0) };
         let attempt = match reading.refusals {
@@ -539,6 +611,10 @@ impl AllocatorModel {
             }
         };
         actions.take_events();
+        let attempt = match reading.captures {
+            true => attempt.and_then(|attempt| self.capture(pool, false).map(|()| attempt)),
+            false => attempt,
+        };
         match attempt {
             Ok(Attempt::Served(block, _)) => {
                 let action = Action::Alloc;
@@ -603,8 +679,26 @@ impl AllocatorModel {
         self.scopes.enter(&mut self.caching, &mut cx, pool)
     }
 
-    /// The program gives up pools.
-    fn give_up(&mut self, pools: &[PoolKey]) {
+    /// A capture begins or ends. Up to 2.12 the scope of any pool is one.
+    fn capture(&mut self, pool: PoolKey, begins: bool) -> Result<(), StrategyError> {
+        let mut nothing: Vec<StrategyEvent> = Vec::new();
+        let mut cx = Context { device: &mut self.device, sink: &mut nothing };
+        let control = if begins { Control::CaptureBegin } else { Control::CaptureEnd };
+        self.caching.control(&mut cx, &control)?;
+        let needs_scope = pool == DEFAULT_POOL && !self.caching.settings().release.rules().pools.scope_is_no_capture;
+        let pool = OTHER_CAPTURE;
+        match (needs_scope, begins) {
+            (false, _) => Ok(()),
+            (true, true) => self.caching.control(&mut cx, &Control::PoolBegin { pool, stream: Some(NO_STREAM) }),
+            (true, false) => self.caching.control(&mut cx, &Control::PoolEnd { pool }),
+        }
+    }
+
+    /// The program gives up pools. `slots`: the least size of PyTorch's table of pools without users.
+    fn give_up(&mut self, pools: &[PoolKey], slots: usize) {
+        if slots > 0 {
+            self.caching.reserve_unused_pools(slots);
+        }
         for &pool in pools {
             let mut nothing: Vec<StrategyEvent> = Vec::new();
             let mut cx = Context { device: &mut self.device, sink: &mut nothing };

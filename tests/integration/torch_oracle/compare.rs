@@ -45,8 +45,6 @@ pub fn compare(program: &Program, theirs: &Answer) -> Verdict {
 struct Order {
     /// Completions of frees in one pass.
     completions_open: bool,
-    /// Releases of several private pools.
-    releases_open: bool,
 }
 
 impl Order {
@@ -68,7 +66,6 @@ impl Order {
         }
         Order {
             completions_open: streams.len() > 1 || (!streams.is_empty() && (captures || !pools.is_empty())),
-            releases_open: pools.len() > 1,
         }
     }
 
@@ -95,9 +92,6 @@ impl Order {
                 };
                 *line = line.split(' ').map(blank).collect::<Vec<String>>().join(" ");
             }
-        }
-        if self.releases_open {
-            sort_runs(&mut lines, &["segment_free", "segment_unmap"]);
         }
         lines
     }

@@ -103,6 +103,34 @@ impl<T: Copy> DeferredFrees<T> {
         Ok(())
     }
 
+    /// Waits for the events of the wanted tokens only, and appends those to `released` that no longer wait. If a driver
+    /// call fails, the rest stays queued.
+    pub fn release_wanted(
+        &mut self,
+        device: &mut dyn Device,
+        wanted: impl Fn(T) -> bool,
+        released: &mut Vec<T>,
+    ) -> Result<(), DeviceError> {
+        for queue in &mut self.queues {
+            let mut place = 0;
+            while let Some(&(event, ticket)) = queue.get(place) {
+                let Some((token, unfinished)) = self.held.get_mut(&ticket).filter(|(token, _)| wanted(*token)) else {
+                    place += 1;
+                    continue;
+                };
+                device.event_synchronize(event)?;
+                queue.remove(place);
+                self.idle_events.push(event);
+                *unfinished -= 1;
+                if *unfinished == 0 {
+                    released.push(*token);
+                    self.held.remove(&ticket);
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Destroys the idle events. Events that still wait are kept.
     pub fn destroy_idle_events(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         while let Some(&event) = self.idle_events.last() {
@@ -207,6 +235,19 @@ mod tests {
         device.set_busy(LEFT, false);
         assert_eq!(released(&mut frees, &mut device, Patience::Poll), "ac");
         assert!(frees.is_empty());
+    }
+
+    #[test]
+    fn others_wait_on_while_some_are_awaited() {
+        let (mut device, mut frees) = (device(), DeferredFrees::default());
+        device.set_busy(LEFT, true);
+        device.set_busy(RIGHT, true);
+        frees.hold(&mut device, 'a', &[LEFT]).unwrap();
+        frees.hold(&mut device, 'b', &[LEFT, RIGHT]).unwrap();
+        frees.hold(&mut device, 'c', &[RIGHT]).unwrap();
+        let mut released = Vec::new();
+        frees.release_wanted(&mut device, |token| token == 'b', &mut released).unwrap();
+        assert_eq!((released, frees.len()), (vec!['b'], 2));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use super::{
     pools::{DEFAULT_POOL, PoolArena},
     statistics::CachingStatistics,
 };
+use crate::device::DeviceError;
 use crate::strategy::{
     Attempt, Block, Context, Outcome, Refusal, Shortage, StrategyError, StrategyEvent,
     deferred::Patience,
@@ -247,8 +248,26 @@ impl Caching {
         self.complete_frees(cx, Patience::Wait)
     }
 
+    /// Waits for the events of blocks of one pool, and completes their frees.
+    pub(super) fn await_frees_of(&mut self, cx: &mut Context<'_>, pool: u32) -> Result<(), StrategyError> {
+        self.statistics.syncs += 1;
+        self.send_postponed(cx)?;
+        let of_pool = |block: &MemoryPiece| self.pools.arenas[block.arena()].pool() == pool;
+        let (completed, result) = self.blocks.completed_of(cx.device, of_pool);
+        self.complete_all(cx, completed, result)
+    }
+
     fn complete_frees(&mut self, cx: &mut Context<'_>, patience: Patience) -> Result<(), StrategyError> {
         let (completed, result) = self.blocks.completed(cx.device, patience);
+        self.complete_all(cx, completed, result)
+    }
+
+    fn complete_all(
+        &mut self,
+        cx: &mut Context<'_>,
+        completed: Vec<u32>,
+        result: Result<(), DeviceError>,
+    ) -> Result<(), StrategyError> {
         for slot in completed {
             self.complete_free(cx, slot);
         }

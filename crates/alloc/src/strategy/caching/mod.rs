@@ -16,6 +16,7 @@ mod release;
 mod release_vectors;
 mod resume;
 mod statistics;
+mod unused_pools;
 #[cfg(test)]
 mod vectors;
 

@@ -4,7 +4,7 @@
 //! A pool has two sides, for small and for large requests, and each side one arena per stream.
 //! Blocks never change pool, side or stream.
 
-use super::{Caching, expandable::UnmappedParts, free_index::FreeIndex};
+use super::{Caching, expandable::UnmappedParts, free_index::FreeIndex, unused_pools::UnusedPools};
 use crate::strategy::{Context, StrategyError, pooled::NONE};
 use oomph_base::StreamId;
 use oomph_pytorch::{AllocatorRules, PoolRules};
@@ -81,6 +81,8 @@ pub(super) struct PoolTable {
     rules: PoolRules,
     /// Block sizes need not be multiples of 512.
     any_size: bool,
+    /// Pools without users.
+    without_users: UnusedPools,
     /// Pools whose cached blocks may serve the default pool before it runs out of memory
     /// (`use_on_oom_pools`).
     fallbacks: Vec<PoolKey>,
@@ -100,6 +102,7 @@ impl PoolTable {
             captures: 0,
             rules: rules.pools,
             any_size: rules.one_division_keeps_size,
+            without_users: UnusedPools::default(),
             fallbacks: Vec::new(),
             recent: [(StreamId::DEFAULT, NONE); 2],
         }
@@ -216,12 +219,9 @@ impl PoolTable {
         arenas
     }
 
-    /// Private pools without users, by number.
+    /// Private pools without users, in the order in which their memory is released.
     pub(super) fn unused(&self) -> Vec<u32> {
-        let unused = (0u32..).zip(&self.pools).filter(|(_, pool)| pool.users == 0 && !pool.vacant);
-        let mut unused: Vec<(PoolKey, u32)> = unused.map(|(place, pool)| (pool.key, place)).collect();
-        unused.sort_unstable();
-        unused.into_iter().map(|(_, place)| place).collect()
+        self.without_users.keys().filter_map(|key| self.find(key)).collect()
     }
 
     /// Pools in use whose cached blocks may serve the default pool.
@@ -233,6 +233,7 @@ impl PoolTable {
     /// Drops an unused pool. Its arenas must be empty.
     pub(super) fn drop_pool(&mut self, pool: u32) {
         self.pools[pool as usize].vacant = true;
+        self.without_users.remove(self.pools[pool as usize].key);
         for side in [pool * 2, pool * 2 + 1] {
             let arenas = std::mem::take(&mut self.sides[side as usize]).arenas;
             self.vacant_arenas.extend(arenas.into_iter().filter(|&arena| arena != NONE));
@@ -326,9 +327,18 @@ impl Caching {
         match pool.filter(|pool| pool.users > 0 && key != (0, 0)) {
             Some(pool) => {
                 pool.users -= 1;
+                if pool.users == 0 {
+                    self.pools.without_users.insert(key);
+                }
                 Ok(())
             }
             None => Err(StrategyError::Refused(format!("pool {key:?} has no user"))),
         }
+    }
+
+    /// The program once had so many private pools without users that PyTorch's table of them has this many slots. Pools
+    /// whose memory stays in use leave no other trace.
+    pub fn reserve_unused_pools(&mut self, slots: usize) {
+        self.pools.without_users.reserve(slots);
     }
 }

@@ -140,17 +140,14 @@ impl Caching {
         self.pools.unused().into_iter().try_for_each(|pool| self.release_pool(cx, pool))
     }
 
-    /// Releases the cached memory of a pool without users (`emptyCache` with the number of the pool). PyTorch first waits
-    /// for the events of blocks of this pool; here, if there are any, for all.
+    /// Releases the cached memory of a pool without users (`emptyCache` with the number of the pool). Waits for the events
+    /// of blocks of this pool only.
     pub(super) fn pool_trim(&mut self, cx: &mut Context<'_>, key: PoolKey) -> Result<(), StrategyError> {
         let unused = self.pools.unused().into_iter();
         let mut found = unused.filter(|&pool| self.pools.pools[pool as usize].key == key);
         match found.next() {
             Some(pool) => {
-                let of_pool = |block: &MemoryPiece| self.pools.arenas[block.arena()].pool() == pool;
-                if self.blocks.iter().any(|(_, block)| block.state == PieceState::Pending && of_pool(block)) {
-                    self.await_frees(cx)?;
-                }
+                self.await_frees_of(cx, pool)?;
                 self.release_pool(cx, pool)
             }
             None => Ok(()),

@@ -319,6 +319,18 @@ impl PieceTable {
         (completed, result)
     }
 
+    /// Waits for the streams of the wanted pieces that were freed. Returns those, and the error that stopped it.
+    pub(crate) fn completed_of(
+        &mut self,
+        device: &mut dyn Device,
+        wanted: impl Fn(&MemoryPiece) -> bool,
+    ) -> (Vec<u32>, Result<(), DeviceError>) {
+        let mut completed = Vec::new();
+        let pieces = &self.pieces;
+        let result = self.deferred.release_wanted(device, |slot| wanted(&pieces[slot as usize]), &mut completed);
+        (completed, result)
+    }
+
     /// Reports and counts that a pending piece can be reused.
     pub(crate) fn report_completed(&self, cx: &mut Context<'_>, stats: &mut Stats, slot: u32) {
         let MemoryPiece { address, size, requested, stream, .. } = self[slot];
