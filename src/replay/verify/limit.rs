@@ -4,7 +4,7 @@
 //! because it begins at a share of the limit. The range is searched by verification: below it the model releases memory
 //! that PyTorch kept, above it the model keeps memory that PyTorch released.
 
-use super::{Counters, Divergence, Verification, pools, settings_change, verify};
+use super::{Counters, Divergence, Verification, pools, settings_change, settings_change::SearchWidth, verify};
 use crate::{
     base::{MIB, NoProgress, Progress},
     device::DeviceProps,
@@ -26,8 +26,10 @@ pub fn verify_with_limit(
     if verification.divergence().is_none() {
         return verification;
     }
-    let explained = settings_change::explain(recording, setup, counters, &verification, progress)
-        .or_else(|| pools::explain(recording, setup, counters, &verification, progress));
+    let changed = |width| settings_change::explain(recording, setup, counters, &verification, width, progress);
+    let explained = changed(SearchWidth::Usual)
+        .or_else(|| pools::explain(recording, setup, counters, &verification, progress))
+        .or_else(|| changed(SearchWidth::Wide));
     match explained {
         Some(explained) => Verification { limit: verification.limit, ..explained },
         None => verification,

@@ -276,6 +276,10 @@ fn unrecorded_facts(recording: &Recording, setup: &Setup<'_>, pools: &PoolGuess<
             "it uses private pools, and does not say which of its memory was in those released before the end",
         ),
         (
+            !pools.is_open() && pools.began_with_unknown(),
+            "it began in the middle, and does not say whether segments from before, released in it, were in private pools",
+        ),
+        (
             runs_out && setup.limit.is_none(),
             "it ran out of memory under a limit that the file does not contain: pass it with --limit, or the card with --card",
         ),

@@ -182,6 +182,19 @@ impl<'a> PoolGuess<'a> {
         self.has_private() && lives.into_iter().any(|life| life.pool.is_none())
     }
 
+    /// Whether segments from before the recording were released in it, so that nothing says in which pool they were.
+    pub(super) fn began_with_unknown(&self) -> bool {
+        let found;
+        let lives = match &self.lives {
+            Some(lives) => lives,
+            None => {
+                found = self.recording.memory_lives();
+                &found
+            }
+        };
+        lives.lives.iter().any(|life| life.created.is_none() && life.pool.is_none())
+    }
+
     /// The pool of the memory that an entry concerns, or of the request that failed there.
     pub(super) fn pool_of(&self, entry: usize) -> Option<PoolKey> {
         let Some(lives) = &self.lives else { return Some(DEFAULT_POOL) };

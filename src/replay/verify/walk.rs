@@ -26,6 +26,15 @@ use crate::{
     trace::torch::{Action, DEFAULT_POOL, PoolKey, PoolRelease, SnapshotBlockState, TraceEntry},
 };
 
+/// Pools that the program gave up before a call.
+#[derive(Clone, Debug)]
+struct GivenUp<'p> {
+    pools: &'p [PoolKey],
+    /// What else is assumed of PyTorch's table of pools without users: its least number of slots, and the order in which
+    /// pools came into it.
+    table: Option<(usize, Vec<PoolKey>)>,
+}
+
 /// The state of the walk.
 pub(super) struct RecordingWalk<'a> {
     entries: &'a [TraceEntry],
@@ -80,9 +89,9 @@ const UNRECORDED_RANGES: u64 = 1 << 48;
 const UNRECORDED_RANGE_BYTES: u64 = 1 << 42;
 const UNRECORDED_RANGES_AT_MOST: u64 = 1 << 20;
 
-/// How many slots PyTorch's table of pools without users may have, beyond those that the released pools need. The order of
-/// release depends on it, and pools whose memory stays in use are not seen.
-const TABLE_SLOTS: [usize; 4] = [0, 8, 16, 64];
+/// How many slots PyTorch's table of pools without users may have at least. The order of release depends on it, and on the
+/// order in which pools were given up, and pools whose memory stays in use are not seen.
+const TABLE_SLOTS: [usize; 4] = [1, 8, 16, 64];
 
 /// How many ways to divide the released pools among calls are tried.
 const MOST_DIVISIONS: usize = 16;
@@ -288,13 +297,13 @@ impl<'a> RecordingWalk<'a> {
             }
             return Some(next);
         }
-        for (given_up, slots) in self.divisions(&over) {
+        for given_up in self.divisions(&over) {
             let mut trial = self.model.clone();
-            trial.give_up(given_up, slots);
+            trial.give_up(&given_up);
             trial.empty_cache_in_scope(&mut self.actions);
             if let Some(next) = self.explained_part() {
                 self.model = trial;
-                self.note_given_up(given_up, true);
+                self.note_given_up(given_up.pools, true);
                 return Some(next);
             }
         }
@@ -311,15 +320,19 @@ impl<'a> RecordingWalk<'a> {
         Some(rest.next().unwrap_or(self.entries.len()))
     }
 
-    /// Which of the released pools the program gave up before the first call, the likeliest first, and how many slots the
-    /// table of pools without users has. The entries may be those of several calls.
-    fn divisions<'p>(&self, released: &'p [PoolKey]) -> Vec<(&'p [PoolKey], usize)> {
-        let mut private: Vec<PoolKey> = self.releases().filter(|&pool| pool != DEFAULT_POOL).collect();
-        private.sort_unstable();
-        private.dedup();
-        let slots = if private.len() > 1 { &TABLE_SLOTS[..] } else { &TABLE_SLOTS[..1] };
+    /// What the program may have given up before the first call, the likeliest first. The entries may be those of several
+    /// calls.
+    fn divisions<'p>(&self, released: &'p [PoolKey]) -> Vec<GivenUp<'p>> {
+        let mut order: Vec<PoolKey> = Vec::new();
+        for pool in self.releases().filter(|&pool| pool != DEFAULT_POOL) {
+            if !order.contains(&pool) {
+                order.push(pool);
+            }
+        }
+        let tables = if order.len() > 1 { &TABLE_SLOTS[..] } else { &[] };
+        let tables = std::iter::once(None).chain(tables.iter().map(|&slots| Some((slots, order.clone()))));
         let parts = (0..=released.len()).rev().take(MOST_DIVISIONS).map(|count| &released[..count]);
-        slots.iter().flat_map(|&slots| parts.clone().map(move |part| (part, slots))).collect()
+        tables.flat_map(|table| parts.clone().map(move |pools| GivenUp { pools, table: table.clone() })).collect()
     }
 
     /// The private pools whose memory the call releases, and which the program has not given up yet. Nothing uses them
@@ -378,11 +391,11 @@ impl<'a> RecordingWalk<'a> {
     fn empty_cache(&mut self, next: usize) -> Result<usize, Divergence> {
         let released = self.released_pools();
         let before = self.pools.has_private().then(|| self.model.clone());
-        for (given_up, slots) in self.divisions(&released) {
+        for given_up in self.divisions(&released) {
             if let Some(before) = &before {
                 self.model = before.clone();
             }
-            self.model.give_up(given_up, slots);
+            self.model.give_up(&given_up);
             self.model.empty_cache(&mut self.actions);
             let explained = if self.actions.seen == self.call_entries.seen {
                 Some(next)
@@ -390,7 +403,7 @@ impl<'a> RecordingWalk<'a> {
                 self.explained_part().filter(|_| before.is_some())
             };
             if let Some(next) = explained {
-                self.note_given_up(given_up, false);
+                self.note_given_up(given_up.pools, false);
                 self.empty_caches.push(self.at);
                 return Ok(next);
             }
@@ -422,20 +435,18 @@ impl<'a> RecordingWalk<'a> {
         let pools = self.request_pools();
         let mut given_up = self.divisions(&released);
         if !released.is_empty() {
-            given_up.sort_by_key(|(given_up, _)| !given_up.is_empty());
+            given_up.sort_by_key(|given_up| !given_up.pools.is_empty());
         }
         let readings = self.call_entries.readings(self.by_unknown_limit, self.pools.has_private());
-        let cases = pools.iter().flat_map(|&pool| given_up.iter().map(move |&given_up| (pool, given_up)));
-        for ((pool, (given_up, slots)), reading) in
-            cases.flat_map(|case| readings.iter().map(move |&reading| (case, reading)))
-        {
+        let cases = pools.iter().flat_map(|&pool| given_up.iter().map(move |given_up| (pool, given_up)));
+        for ((pool, given_up), reading) in cases.flat_map(|case| readings.iter().map(move |&reading| (case, reading))) {
             let mut trial = self.model.clone();
-            trial.give_up(given_up, slots);
+            trial.give_up(given_up);
             let block = trial.request(&self.call_entries, pool, reading, self.lanes.next_group(), &mut self.actions);
             if self.actions.seen == self.call_entries.seen {
                 self.model = trial;
                 self.refusals += reading.refusals;
-                self.note_given_up(given_up, false);
+                self.note_given_up(given_up.pools, false);
                 if let (Some(request), true) = (self.call_entries.request, pool != DEFAULT_POOL) {
                     self.request_pools.push((request, pool));
                 }
@@ -694,16 +705,16 @@ impl AllocatorModel {
         }
     }
 
-    /// The program gives up pools. `slots`: the least size of PyTorch's table of pools without users.
-    fn give_up(&mut self, pools: &[PoolKey], slots: usize) {
-        if slots > 0 {
-            self.caching.reserve_unused_pools(slots);
-        }
-        for &pool in pools {
+    /// The program gives up pools.
+    fn give_up(&mut self, given_up: &GivenUp<'_>) {
+        for &pool in given_up.pools {
             let mut nothing: Vec<StrategyEvent> = Vec::new();
             let mut cx = Context { device: &mut self.device, sink: &mut nothing };
             // A pool that cannot be given up shows in what is released.
             let _ = self.scopes.release(&mut self.caching, &mut cx, pool, false);
+        }
+        if let Some((slots, order)) = &given_up.table {
+            self.caching.assume_unused_pools(*slots, order);
         }
     }
 

@@ -336,9 +336,10 @@ impl Caching {
         }
     }
 
-    /// The program once had so many private pools without users that PyTorch's table of them has this many slots. Pools
-    /// whose memory stays in use leave no other trace.
-    pub fn reserve_unused_pools(&mut self, slots: usize) {
-        self.pools.without_users.reserve(slots);
+    /// Assumes that PyTorch's table of pools without users has at least this many slots, and that the pools `first` came
+    /// into it first, in this order. The order of release depends on both, and pools whose memory stays in use leave no
+    /// other trace.
+    pub fn assume_unused_pools(&mut self, slots: usize, first: &[PoolKey]) {
+        self.pools.without_users.rebuild(slots, first);
     }
 }

@@ -61,11 +61,14 @@ impl UnusedPools {
         }
     }
 
-    /// The table once held so many pools that it has at least this many slots.
-    pub(super) fn reserve(&mut self, buckets: usize) {
-        if buckets.next_power_of_two() > self.buckets {
-            self.rehash(buckets.next_power_of_two().max(FEWEST_SLOTS));
-        }
+    /// Makes the table again with at least this many slots, as if these of its pools had come first, in this order.
+    pub(super) fn rebuild(&mut self, buckets: usize, first: &[PoolKey]) {
+        let present: Vec<PoolKey> = self.keys().collect();
+        let (mut before, after): (Vec<PoolKey>, Vec<PoolKey>) = present.into_iter().partition(|key| first.contains(key));
+        before.sort_by_key(|key| first.iter().position(|other| other == key));
+        self.slots.clear();
+        self.rehash(buckets.next_power_of_two().max(self.buckets).max(FEWEST_SLOTS));
+        before.into_iter().chain(after).for_each(|key| self.insert(key));
     }
 
     fn lookups(&self) -> usize {
@@ -154,11 +157,18 @@ mod tests {
     fn larger_table_has_another_order() {
         let mut once_larger = of(&[(0, 1), (0, 2), (0, 3), (0, 4), (0, 5)]);
         [1, 3, 4].into_iter().for_each(|number| once_larger.remove((0, number)));
-        let mut reserved = of(&[(0, 2), (0, 5)]);
-        assert_eq!(keys(&reserved), [(0, 2), (0, 5)]);
-        reserved.reserve(8);
-        assert_eq!(keys(&reserved), [(0, 5), (0, 2)]);
+        let mut rebuilt = of(&[(0, 2), (0, 5)]);
+        assert_eq!(keys(&rebuilt), [(0, 2), (0, 5)]);
+        rebuilt.rebuild(8, &[]);
+        assert_eq!(keys(&rebuilt), [(0, 5), (0, 2)]);
         assert_eq!(keys(&once_larger), [(0, 5), (0, 2)]);
+    }
+
+    #[test]
+    fn rebuilt_table_has_another_order_of_equal_numbers_only() {
+        let mut pools = of(&[(0, 1), (1, 0), (3, 0)]);
+        pools.rebuild(0, &[(3, 0), (1, 0), (9, 0)]);
+        assert_eq!(keys(&pools), [(1, 0), (0, 1), (3, 0)]);
     }
 
     #[test]
