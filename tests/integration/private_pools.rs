@@ -16,7 +16,7 @@ use oomph::{
     strategy::Setup,
     trace::{
         Op, Trace,
-        torch::{Recording, Segment},
+        torch::{Action, Recording, Segment},
     },
 };
 
@@ -66,6 +66,26 @@ fn a_deleted_pool_is_inferred() {
     assert_eq!((release.pool, release.trims), ((0, 1), true));
 }
 
+/// Recordings of 2.13, whose entries have their pool. In the first, a deleted pool waits for the events of its own blocks
+/// only. In the second, pools without users are released in the order of PyTorch's hash table, which pools that kept their
+/// memory were in. In the third, requests fail during captures, where nothing is released for them.
+#[test]
+fn known_pools_are_released_as_in_pytorch() {
+    for (name, ooms) in [("waiting_pool.2.13", 0), ("table_order.2.13", 0), ("capture_oom.2.13", 1)] {
+        let recording = recording(name);
+        let verification = verified(&recording, &Counters::default());
+        assert_eq!(verification.verdict, Verdict::Exact, "{name}");
+        assert_eq!(verification.pools.evidence.known, requests_of(&recording), "{name}");
+        assert!(verification.stats.ooms >= ooms, "{name}");
+        assert!(ooms > 0 || !verification.pools.requests.releases.is_empty(), "{name}");
+    }
+}
+
+/// How many requests succeeded.
+fn requests_of(recording: &Recording) -> usize {
+    recording.witnessed.iter().filter(|entry| entry.action == Action::Alloc).count()
+}
+
 /// A recording whose segments name other pools than the program used is not exact.
 #[test]
 fn wrong_pools_are_found() {
@@ -95,4 +115,15 @@ fn changed_settings_are_found() {
     let [first, second] = &verification.settings[..] else { panic!("{:?}", verification.settings) };
     assert_eq!(second.change_from(&first.settings), "max_split_size_mb none -> 64");
     assert_eq!((first.entry, second.entry), (0, 7277));
+}
+
+/// The rounding of the end has other divisions for each size; the program started without.
+#[test]
+fn changed_rounding_is_found() {
+    let verification = verified(&recording("roundup_change.2.13"), &Counters::default());
+    assert_eq!(verification.verdict, Verdict::Exact);
+    let [first, second] = &verification.settings[..] else { panic!("{:?}", verification.settings) };
+    let change = second.change_from(&first.settings);
+    assert!(change.starts_with("roundup_power2_divisions [0, 0, 0") && change.contains("-> [8, 8, 8"), "{change}");
+    assert!((330..=336).contains(&second.entry), "{}: it was 335", second.entry);
 }

@@ -184,10 +184,10 @@ impl SettingsSearch<'_> {
 fn single_changes(base: &AllocatorSettings) -> Vec<AllocatorSettings> {
     let mut changed = vec![AllocatorSettings { expandable_segments: !base.expandable_segments, ..base.clone() }];
     let divisions = [0, 1, 2, 4, 8, 16];
-    changed.extend(divisions.map(|parts| AllocatorSettings {
-        roundup_power2_divisions: [parts; ROUNDUP_INTERVALS],
-        ..base.clone()
-    }));
+    changed.extend(
+        divisions
+            .map(|parts| AllocatorSettings { roundup_power2_divisions: [parts; ROUNDUP_INTERVALS], ..base.clone() }),
+    );
     for interval in 0..ROUNDUP_INTERVALS {
         changed.extend(divisions.map(|parts| {
             let mut roundup_power2_divisions = base.roundup_power2_divisions;
@@ -207,16 +207,16 @@ fn single_changes(base: &AllocatorSettings) -> Vec<AllocatorSettings> {
         ..base.clone()
     }));
     if base.release >= Release::new(11) {
-        changed.extend([12, 16, 20, 24, 32, 40, 64].map(|mebibytes| AllocatorSettings {
-            large_segment_size: mebibytes * MIB,
-            ..base.clone()
-        }));
+        changed.extend(
+            [12, 16, 20, 24, 32, 40, 64]
+                .map(|mebibytes| AllocatorSettings { large_segment_size: mebibytes * MIB, ..base.clone() }),
+        );
     }
     if base.release >= Release::new(6) {
-        changed.extend([20, 32, 40, 50, 64, 100, 128].map(|mebibytes| AllocatorSettings {
-            max_non_split_rounding: mebibytes * MIB,
-            ..base.clone()
-        }));
+        changed.extend(
+            [20, 32, 40, 50, 64, 100, 128]
+                .map(|mebibytes| AllocatorSettings { max_non_split_rounding: mebibytes * MIB, ..base.clone() }),
+        );
     }
     changed.retain(|settings| settings != base);
     changed

@@ -484,7 +484,8 @@ impl<'a> RecordingWalk<'a> {
                 && pool.is_none_or(|pool| self.pools.pool_of(*index) == Some(pool))
                 && self.is_mapped_for_small(*index).is_none_or(|small| small == is_small)
         });
-        let unrecorded = UNRECORDED_RANGES + self.unrecorded_ranges % UNRECORDED_RANGES_AT_MOST * UNRECORDED_RANGE_BYTES;
+        let unrecorded =
+            UNRECORDED_RANGES + self.unrecorded_ranges % UNRECORDED_RANGES_AT_MOST * UNRECORDED_RANGE_BYTES;
         Some(maps.next().map_or(Address(unrecorded), |(_, entry)| entry.address))
     }
 

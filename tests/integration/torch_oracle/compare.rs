@@ -64,9 +64,7 @@ impl Order {
                 _ => {}
             }
         }
-        Order {
-            completions_open: streams.len() > 1 || (!streams.is_empty() && (captures || !pools.is_empty())),
-        }
+        Order { completions_open: streams.len() > 1 || (!streams.is_empty() && (captures || !pools.is_empty())) }
     }
 
     /// Sorts lines without a defined order, and removes values that depend on it: the stale request

@@ -64,7 +64,8 @@ impl UnusedPools {
     /// Makes the table again with at least this many slots, as if these of its pools had come first, in this order.
     pub(super) fn rebuild(&mut self, buckets: usize, first: &[PoolKey]) {
         let present: Vec<PoolKey> = self.keys().collect();
-        let (mut before, after): (Vec<PoolKey>, Vec<PoolKey>) = present.into_iter().partition(|key| first.contains(key));
+        let (mut before, after): (Vec<PoolKey>, Vec<PoolKey>) =
+            present.into_iter().partition(|key| first.contains(key));
         before.sort_by_key(|key| first.iter().position(|other| other == key));
         self.slots.clear();
         self.rehash(buckets.next_power_of_two().max(self.buckets).max(FEWEST_SLOTS));
