@@ -195,6 +195,12 @@ impl VerifyResult {
 }
 
 impl VerifyRow {
+    /// What else may explain a divergence.
+    fn doubt(&self) -> Option<&'static str> {
+        let diverged = self.result == VerifyResult::Diverged;
+        diverged.then_some("or the program changed its settings on the way, which the file does not contain")
+    }
+
     fn failed(path: &Path, reason: String) -> VerifyRow {
         VerifyRow { source: path.display().to_string(), reasons: vec![reason], ..VerifyRow::default() }
     }
@@ -345,7 +351,8 @@ struct VerifyColumns {
 impl VerifyColumns {
     fn new(row: &VerifyRow) -> VerifyColumns {
         let divergence = row.divergence.as_ref().map(Divergence::to_string);
-        let reasons: Vec<String> = row.reasons.iter().cloned().chain(divergence).collect();
+        let doubt = row.doubt().map(str::to_owned);
+        let reasons: Vec<String> = row.reasons.iter().cloned().chain(divergence).chain(doubt).collect();
         let columns = VerifyColumns {
             source: row.source.clone(),
             device_index: row.device_index,
@@ -441,9 +448,7 @@ fn text(rows: &[VerifyRow]) -> String {
         parts.extend(row.release_known_by.as_ref().map(|release| format!("PyTorch {release}")));
         parts.extend(settings_in_words(row).map(str::to_owned));
         parts.extend(row.divergence.as_ref().map(Divergence::to_string));
-        if row.result == VerifyResult::Diverged {
-            parts.push("or the program changed its settings on the way, which the file does not contain".to_owned());
-        }
+        parts.extend(row.doubt().map(str::to_owned));
         let _ = writeln!(out, "{}", parts.join(", "));
     }
     let total: usize = rows.iter().map(|row| row.entries_agreed).sum();
