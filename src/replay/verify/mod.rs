@@ -10,6 +10,7 @@ mod call;
 mod companion;
 mod compare;
 mod limit;
+mod model;
 mod order;
 mod pending_frees;
 mod pools;
@@ -27,10 +28,11 @@ pub use settings_change::SettingsPhase;
 pub use start::Beginning;
 
 use self::{
+    model::AllocatorModel,
     order::CreationOrder,
     pools::PoolGuess,
     start::StartState,
-    walk::{AllocatorModel, RecordingWalk, WalkOutcome},
+    walk::{RecordingWalk, WalkOutcome},
 };
 use crate::{
     base::{Address, Progress},
