@@ -1,6 +1,6 @@
 //! The entries of one call of the program, and the ways in which they can be explained.
 
-use super::{ObservedAction, pools::is_release};
+use super::divergence::ObservedAction;
 use crate::{
     base::MIB,
     trace::torch::{Action, TraceEntry},
@@ -118,7 +118,7 @@ impl CallEntries {
     pub(super) fn refused_calls(&self, refusals: usize, large_granule: u64) -> Vec<u64> {
         let rounded = self.seen.last().map_or(0, |last| last.bytes);
         let granule = if rounded > SMALL_REQUEST { large_granule } else { SMALL_GRANULE };
-        let first_release = self.seen.iter().position(|seen| is_release(seen.action));
+        let first_release = self.seen.iter().position(|seen| seen.action.is_release());
         let (before, after) = self.seen.split_at(first_release.unwrap_or(0));
         let granules = |part: &[ObservedAction]| {
             let mapped = part.iter().filter(|seen| seen.action == Action::SegmentMap);

@@ -118,7 +118,7 @@ impl Misfit {
     fn of(divergence: &Divergence) -> Misfit {
         let Divergence::Entries { recorded, modelled, .. } = divergence else { return Misfit::Other };
         let released = |actions: &[super::ObservedAction]| -> u64 {
-            let releases = actions.iter().filter(|seen| pools::is_release(seen.action));
+            let releases = actions.iter().filter(|seen| seen.action.is_release());
             releases.fold(0, |sum, seen| sum.saturating_add(seen.bytes))
         };
         let fails =

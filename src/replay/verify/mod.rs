@@ -9,6 +9,7 @@
 mod call;
 mod companion;
 mod compare;
+mod divergence;
 mod limit;
 mod model;
 mod order;
@@ -20,7 +21,7 @@ mod start;
 mod walk;
 
 pub use companion::{Companion, CompanionError};
-pub use compare::{Divergence, LayoutPiece, ObservedAction};
+pub use divergence::{Divergence, LayoutPiece, ObservedAction};
 pub use limit::verify_with_limit;
 pub use pools::{InferredPools, PoolEvidence};
 pub use releases::{RecordedConditions, verify_recording};

@@ -227,13 +227,13 @@ impl<'a> PoolGuess<'a> {
     /// Derives constraints. `recorded` and `modelled` are the actions from the first difference on, which is at `entry`.
     fn learn(&mut self, entry: usize, recorded: &[ObservedAction], modelled: &[ObservedAction]) -> bool {
         let Some(lives) = &self.lives else { return false };
-        let released = self.lives_of(entry, recorded.len(), is_release);
+        let released = self.lives_of(entry, recorded.len(), Action::is_release);
         let present = lives.present_at(entry);
-        let by_model = modelled.iter().filter(|seen| is_release(seen.action));
+        let by_model = modelled.iter().filter(|seen| seen.action.is_release());
         let by_model = by_model.filter_map(|seen| present.at(seen.address.0));
         let by_pytorch: HashSet<usize> = released.iter().copied().collect();
         let kept: Vec<usize> = by_model.filter(|life| !by_pytorch.contains(life)).collect();
-        if recorded.first().is_some_and(|seen| is_release(seen.action)) || !kept.is_empty() {
+        if recorded.first().is_some_and(|seen| seen.action.is_release()) || !kept.is_empty() {
             return self.learn_from_release(entry, released, kept);
         }
         let requested = self.lives_of(entry, recorded.len(), |action| action == Action::Alloc);
@@ -412,7 +412,7 @@ impl<'a> PoolGuess<'a> {
     /// The pools as they were assumed in the end.
     pub(super) fn settled(&self, failed: &[(usize, PoolKey)]) -> InferredPools {
         let entries = &self.recording.witnessed;
-        let needs_lives = self.lives.is_none() && entries.iter().any(|entry| is_release(entry.action));
+        let needs_lives = self.lives.is_none() && entries.iter().any(|entry| entry.action.is_release());
         let found;
         let lives = match &self.lives {
             Some(lives) => lives,
@@ -452,11 +452,6 @@ impl<'a> PoolGuess<'a> {
 /// The entries from one on that a call can consist of, with their numbers: the reader leaves unknown actions out.
 pub(super) fn known_actions(entries: &[TraceEntry], from: usize) -> impl Iterator<Item = (usize, &TraceEntry)> {
     entries.iter().enumerate().skip(from).filter(|(_, entry)| entry.action != Action::Unknown)
-}
-
-/// Whether memory goes back to the device.
-pub(super) fn is_release(action: Action) -> bool {
-    matches!(action, Action::SegmentFree | Action::SegmentUnmap)
 }
 
 /// Explains a divergence by private pools that were released before the end, if that explains everything.

@@ -7,7 +7,7 @@ use super::{
     call::{CallEntries, CallReading},
     model::{AllocatorModel, GivenUp, ModelActions, UNKNOWN_SCOPE},
     pending_frees::{PendingFrees, WaitStreams},
-    pools::{PoolGuess, is_release, known_actions},
+    pools::{PoolGuess, known_actions},
     start::StartState,
 };
 use crate::{
@@ -260,7 +260,7 @@ impl<'a> RecordingWalk<'a> {
     /// capture, which releases only pools that were given up. Returns where the next call starts.
     fn release_of_pool(&mut self) -> Option<usize> {
         let mut seen = self.call_entries.seen.iter().map(|seen| seen.action);
-        seen.find(|&action| action != Action::FreeCompleted).filter(|&action| is_release(action))?;
+        seen.find(|&action| action != Action::FreeCompleted).filter(|action| action.is_release())?;
         let pool = self.releases().next().filter(|&pool| pool != DEFAULT_POOL)?;
         let over = self.released_pools();
         let mut trial = self.model.clone();
@@ -329,7 +329,7 @@ impl<'a> RecordingWalk<'a> {
     /// The pools of the memory that the call releases.
     fn releases(&self) -> impl Iterator<Item = PoolKey> + '_ {
         let known = known_actions(self.entries, self.at).take(self.call_entries.seen.len());
-        let releases = known.filter(|(_, entry)| is_release(entry.action));
+        let releases = known.filter(|(_, entry)| entry.action.is_release());
         releases.map(|(index, _)| self.pools.pool_of(index).unwrap_or(DEFAULT_POOL))
     }
 

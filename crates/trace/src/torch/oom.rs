@@ -68,7 +68,7 @@ impl Recording {
         // The file has the memory at the end. What was released after the failure is added again.
         let mut reserved_bytes = self.reserved_at_end();
         for entry in after {
-            if let Action::SegmentFree | Action::SegmentUnmap = entry.action {
+            if entry.action.is_release() {
                 reserved_bytes = reserved_bytes.saturating_add(entry.size);
             }
         }

@@ -119,6 +119,14 @@ pub enum Action {
     Unknown,
 }
 
+impl Action {
+    /// Whether memory goes back to the device.
+    #[must_use]
+    pub fn is_release(self) -> bool {
+        matches!(self, Action::SegmentFree | Action::SegmentUnmap)
+    }
+}
+
 /// The texts of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EntryNote {
