@@ -436,9 +436,9 @@ fn text(rows: &[VerifyRow]) -> String {
             }
             parts.extend(pools_in_words(&row.pools));
             let changes = row.settings_changes.iter();
-            parts.extend(
-                changes.map(|change| format!("settings changed before entry {}: {}", change.entry, change.change)),
-            );
+            parts.extend(changes.map(|change| {
+                format!("explained by settings changed before entry {}: {}", change.entry, change.change)
+            }));
         } else if row.result != VerifyResult::Failed {
             let passed_over = row.beginning.map_or(0, |before| before.entries_passed_over);
             parts.push(format!("{} of {} entries agree", row.entries_agreed, row.entries - passed_over));
