@@ -10,6 +10,9 @@ use super::pools::PoolKey;
 const FEWEST_SLOTS: usize = 4;
 /// The fewest slots beyond its own in which an entry is looked for (`min_lookups`).
 const FEWEST_LOOKUPS: usize = 4;
+/// How many slots a table may have for each pool. PyTorch's table grows as long as too many pools share a slot. Its numbers count
+/// up from 1, so it does not come to that; keys of a forged recording, or of pools whose number is unknown, do.
+const MOST_SLOTS_PER_POOL: usize = 1024;
 /// 2^64 divided by the golden ratio (`fibonacci_hash_policy`).
 const MULTIPLIER: u64 = 11_400_714_819_323_198_485;
 
@@ -20,6 +23,8 @@ pub(super) struct UnusedPools {
     slots: Vec<Option<TableEntry>>,
     /// How many slots a hash can name: a power of two, or 0 before the first entry.
     buckets: usize,
+    /// How many slots beyond its own an entry is looked for in, at least: more where the table may not grow.
+    reach: usize,
     len: usize,
 }
 
@@ -44,7 +49,12 @@ impl UnusedPools {
         let mut key = key;
         while let Err(left_over) = self.place(key) {
             key = left_over;
-            self.rehash(2 * self.buckets);
+            if self.buckets < MOST_SLOTS_PER_POOL * (self.len + 1) {
+                self.rehash(2 * self.buckets);
+            } else {
+                self.reach = 2 * self.lookups();
+                self.rehash(self.buckets);
+            }
         }
     }
 
@@ -73,7 +83,7 @@ impl UnusedPools {
     }
 
     fn lookups(&self) -> usize {
-        FEWEST_LOOKUPS.max(self.buckets.ilog2() as usize)
+        self.reach.max(FEWEST_LOOKUPS).max(self.buckets.ilog2() as usize)
     }
 
     fn own_slot(&self, (first, second): PoolKey) -> usize {
@@ -170,6 +180,18 @@ mod tests {
         let mut pools = of(&[(0, 1), (1, 0), (3, 0)]);
         pools.rebuild(0, &[(3, 0), (1, 0), (9, 0)]);
         assert_eq!(keys(&pools), [(1, 0), (0, 1), (3, 0)]);
+    }
+
+    /// PyTorch's keys have one number that is 0. The verifier's own ones for pools without a number do not, and the hash is the
+    /// first number.
+    #[test]
+    fn table_does_not_grow_without_bound() {
+        let mut pools = UnusedPools::default();
+        (1..100).for_each(|number| pools.insert((7, number)));
+        assert_eq!(keys(&pools).len(), 99);
+        assert!(pools.slots.len() <= 4 * MOST_SLOTS_PER_POOL * 100, "{}", pools.slots.len());
+        (1..100).for_each(|number| pools.remove((7, number)));
+        assert_eq!(keys(&pools), []);
     }
 
     #[test]
