@@ -1,0 +1,10 @@
+//! cuDNN: the backend API with descriptors, and the older calls with sizes.
+
+pub mod backend;
+pub mod legacy;
+mod workspace;
+
+/// `CUDNN_STATUS_SUCCESS`.
+const SUCCESS: i32 = 0;
+/// `CUDNN_STATUS_BAD_PARAM`.
+const BAD_PARAM: i32 = 2000;

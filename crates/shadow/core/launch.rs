@@ -1,0 +1,329 @@
+//! Kernels: their names, their launches, and what a launch tells about values.
+//!
+//! Nothing runs. A launch takes time on its stream, is remembered as the last kernel of the stream (it made what is read
+//! next), and ends the life of known values that it may overwrite: every known value whose address is among its arguments,
+//! except where the kernel is known to read it. PyTorch's element-wise kernels get their output as the first pointer, its
+//! reductions get their input first.
+//!
+//! The number and the sizes of a kernel's arguments are not known (they are in compressed device code). Arguments of a
+//! launch lie on the caller's stack, so the words there are looked at, within the stack and within bounds.
+
+use std::{
+    cell::Cell,
+    collections::HashMap,
+    sync::{Arc, LazyLock, RwLock},
+};
+
+use crate::{
+    arguments::{In, Out, Text, is_host},
+    card::is_device_address,
+    errors::{INVALID_VALUE, SUCCESS},
+    state::{self, Shadow},
+    streams,
+};
+
+/// A kernel and what its name says.
+pub struct Kernel {
+    name: String,
+    kind: KernelKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum KernelKind {
+    /// The first pointer is the output, the others are inputs.
+    Elementwise,
+    /// The first pointer is the input.
+    Reduction,
+    /// Counts nonzero elements: `args[2]` is the number of items.
+    NonzeroCount,
+    /// The second pass of such a count: keeps the number of items.
+    NonzeroSecondPass,
+    Other,
+}
+
+impl Kernel {
+    fn new(name: &str) -> Kernel {
+        let nonzero = name.contains("NonZero") || name.contains("CountMask");
+        let kind = match () {
+            // cub::DeviceReduce takes one pass (SingleTile over the input) or two (the second over partial sums in memory).
+            () if nonzero && name.contains("DeviceReduceSingleTile") && name.contains("PdT0_iS") => KernelKind::NonzeroSecondPass,
+            () if nonzero && name.contains("DeviceReduce") => KernelKind::NonzeroCount,
+            () if name.contains("elementwise_kernel") => KernelKind::Elementwise,
+            () if name.contains("reduce_kernel") => KernelKind::Reduction,
+            () => KernelKind::Other,
+        };
+        Kernel { name: name.to_owned(), kind }
+    }
+}
+
+/// Kernels by the address of their host stub, or by the handle of a function.
+static KERNELS: LazyLock<RwLock<HashMap<u64, Arc<Kernel>>>> = LazyLock::new(Default::default);
+
+fn kernel_of(function: u64) -> Option<Arc<Kernel>> {
+    KERNELS.read().unwrap_or_else(|poisoned| poisoned.into_inner()).get(&function).cloned()
+}
+
+/// Registers a kernel under a handle.
+pub fn register(function: u64, name: &str) {
+    KERNELS.write().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(function, Arc::new(Kernel::new(name)));
+}
+
+/// What ran last on a stream.
+#[derive(Default)]
+pub struct LastKernel {
+    kernel: Option<Arc<Kernel>>,
+    /// The items over which nonzero elements were counted.
+    items: Option<u64>,
+}
+
+/// Name of the last kernel of a stream, and the number of items where it counted them.
+pub fn last_kernel(shadow: &Shadow, stream: u64) -> (String, Option<u64>) {
+    let last = shadow.counters.last_kernels.get(&stream);
+    let name = last.and_then(|last| last.kernel.as_ref()).map_or_else(String::new, |kernel| kernel.name.clone());
+    (name, last.and_then(|last| last.items))
+}
+
+/// Grid, block, shared memory and stream of a launch that `<<<>>>` pushed.
+#[derive(Clone, Copy, Default)]
+struct LaunchConfiguration {
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u64,
+    stream: u64,
+}
+
+thread_local! {
+    static CONFIGURATION: Cell<LaunchConfiguration> = const { Cell::new(LaunchConfiguration { grid: [1; 3], block: [1; 3], shared: 0, stream: 0 }) };
+    static STACK: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
+}
+
+/// Bytes that a thread of a memory-bound kernel moves (four floats in, four out), by an H200's rate: picoseconds.
+const PICOS_PER_THREAD: u64 = 8;
+
+fn threads(grid: [u32; 3], block: [u32; 3]) -> u64 {
+    grid.iter().chain(&block).map(|&length| u64::from(length.max(1))).fold(1, u64::saturating_mul)
+}
+
+/// A launch of any kind.
+fn launch(function: u64, grid: [u32; 3], block: [u32; 3], arguments: In<u64>, stream: u64) -> i32 {
+    let kernel = kernel_of(function);
+    let nanos = streams::KERNEL_FLOOR_NANOS.max(threads(grid, block).saturating_mul(PICOS_PER_THREAD) / 1000);
+    let kind = kernel.as_ref().map_or(KernelKind::Other, |kernel| kernel.kind);
+    let items = (kind == KernelKind::NonzeroCount).then(|| arguments.get_at(2)).flatten();
+    let items = items.and_then(|pointer| In(pointer as *const i32).get()).map(|items| items.max(0) as u64);
+    let mut shadow = state::lock();
+    work(&mut shadow, stream, nanos);
+    let last = shadow.counters.last_kernels.entry(stream).or_default();
+    last.items = match kind {
+        KernelKind::NonzeroSecondPass => last.items,
+        _ => items,
+    };
+    last.kernel = kernel;
+    if !shadow.values.is_empty() && is_host(arguments.0) {
+        forget_outputs(&mut shadow, kind, arguments);
+    }
+    SUCCESS
+}
+
+/// Queues work of a library: it takes time, nothing else is known about it.
+pub fn work(shadow: &mut Shadow, stream: u64, nanos: u64) {
+    shadow.counters.launches += 1;
+    shadow.clocks.elapse(streams::LAUNCH_NANOS);
+    if !shadow.captures.add_node(stream, nanos) {
+        shadow.clocks.run(stream, nanos);
+    }
+}
+
+/// Work of a library that overwrites `output`.
+pub fn library_work(stream: u64, name: &'static str, nanos: u64, output: u64) {
+    static NAMES: LazyLock<RwLock<HashMap<&'static str, Arc<Kernel>>>> = LazyLock::new(Default::default);
+    let known = NAMES.read().unwrap_or_else(|poisoned| poisoned.into_inner()).get(name).cloned();
+    let kernel = known.unwrap_or_else(|| {
+        let made = Arc::new(Kernel::new(name));
+        NAMES.write().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(name, made.clone());
+        made
+    });
+    let mut shadow = state::lock();
+    work(&mut shadow, stream, nanos);
+    shadow.counters.last_kernels.insert(stream, LastKernel { kernel: Some(kernel), items: None });
+    if let Some((start, bytes)) = shadow.values.piece_at(output) {
+        shadow.values.forget(start, bytes);
+    }
+}
+
+/// At most this many arguments, and this many words of all of them, are looked at.
+const MAX_ARGUMENTS: usize = 64;
+const MAX_WORDS: u64 = 512;
+
+/// Forgets values that the kernel may overwrite.
+fn forget_outputs(shadow: &mut Shadow, kind: KernelKind, arguments: In<u64>) {
+    let (low, high) = stack_bounds();
+    let on_stack = |address: u64| (low..high).contains(&address);
+    // The array itself may end with its page; it is read no further.
+    let page_end = (arguments.0 as u64 | 4095) + 1;
+    let in_page = ((page_end - arguments.0 as u64) / 8) as usize;
+    let count = if on_stack(arguments.0 as u64) { MAX_ARGUMENTS.min(((high - arguments.0 as u64) / 8) as usize) } else { MAX_ARGUMENTS.min(in_page) };
+    let mut starts: Vec<u64> = (0..count).map_while(|index| arguments.get_at(index).filter(|&at| on_stack(at))).collect();
+    let in_order = starts.clone();
+    starts.sort_unstable();
+    let mut pointers = 0;
+    let mut words = 0;
+    for start in in_order {
+        let next = starts.iter().copied().find(|&other| other > start).unwrap_or(start + 4096);
+        let end = next.min(start + 4096).min(high);
+        for at in (start.next_multiple_of(8)..end.saturating_sub(7)).step_by(8) {
+            words += 1;
+            let Some(word) = In(at as *const u64).get().filter(|&word| is_device_address(word)) else { continue };
+            pointers += 1;
+            let is_input = match kind {
+                KernelKind::Elementwise => pointers > 1,
+                KernelKind::Reduction => pointers == 1,
+                _ => false,
+            };
+            if let Some((piece, bytes)) = shadow.values.piece_at(word).filter(|_| !is_input) {
+                shadow.values.forget(piece, bytes);
+            }
+        }
+        if words > MAX_WORDS {
+            break;
+        }
+    }
+}
+
+/// The stack of the calling thread: from the current frame to its end.
+fn stack_bounds() -> (u64, u64) {
+    let frame = 0u64;
+    let low = &raw const frame as u64;
+    let (known_low, known_high) = STACK.get();
+    if (known_low..known_high).contains(&low) {
+        return (low, known_high);
+    }
+    let (start, bytes) = thread_stack();
+    STACK.set((start, start + bytes));
+    (low, start + bytes)
+}
+
+/// Start and length of the calling thread's stack.
+fn thread_stack() -> (u64, u64) {
+    #[repr(C, align(8))]
+    struct Attributes([u8; 56]);
+    unsafe extern "C" {
+        fn pthread_self() -> u64;
+        fn pthread_getattr_np(thread: u64, attributes: *mut Attributes) -> i32;
+        fn pthread_attr_getstack(attributes: *const Attributes, start: *mut u64, bytes: *mut u64) -> i32;
+        fn pthread_attr_destroy(attributes: *mut Attributes) -> i32;
+    }
+    let mut attributes = Attributes([0; 56]);
+    let (mut start, mut bytes) = (0, 0);
+    // SAFETY: glibc's pthread_attr_t has 56 bytes on x86-64; it is initialised by the first call and destroyed by the last.
+    unsafe {
+        if pthread_getattr_np(pthread_self(), &raw mut attributes) == 0 {
+            pthread_attr_getstack(&raw const attributes, &raw mut start, &raw mut bytes);
+            pthread_attr_destroy(&raw mut attributes);
+        }
+    }
+    (start, bytes)
+}
+
+/// `dim3` in two registers: x and y in the first, z in the second.
+fn dimensions(xy: u64, z: u64) -> [u32; 3] {
+    [xy as u32, (xy >> 32) as u32, z as u32]
+}
+
+fn launch_with_configuration(configuration: In<u8>, function: u64, arguments: In<u64>) -> i32 {
+    // cudaLaunchConfig_t and CUlaunchConfig: six dimensions, bytes of shared memory, stream.
+    let word = |index: usize| configuration.field::<u32>(index * 4).unwrap_or(1);
+    let stream = configuration.field::<u64>(32).unwrap_or(0);
+    launch(function, [word(0), word(1), word(2)], [word(3), word(4), word(5)], arguments, stream)
+}
+
+/// The arguments of `__cudaRegisterFatBinary` are not read: device code is not used.
+fn fat_binary() -> u64 {
+    crate::arguments::new_handle(0)
+}
+
+cuda_functions! {
+    fn __cudaRegisterFatBinary(_binary: u64) -> u64 { fat_binary() }
+    fn __cudaRegisterFunction(_module: u64, host: u64, _device: u64, name: Text) { register(host, name.get()) }
+    fn __cudaPushCallConfiguration(grid_xy: u64, grid_z: u64, block_xy: u64, block_z: u64, shared: u64, stream: u64) -> u32 {
+        CONFIGURATION.set(LaunchConfiguration { grid: dimensions(grid_xy, grid_z), block: dimensions(block_xy, block_z), shared, stream });
+        0
+    }
+    fn __cudaPopCallConfiguration(grid: Out<[u32; 3]>, block: Out<[u32; 3]>, shared: Out<u64>, stream: Out<u64>) -> i32 {
+        let configuration = CONFIGURATION.get();
+        grid.set(configuration.grid);
+        block.set(configuration.block);
+        shared.set(configuration.shared);
+        stream.set(configuration.stream);
+        SUCCESS
+    }
+    fn __cudaGetKernel(kernel: Out<u64>, function: u64) -> i32 { kernel.set(function); SUCCESS }
+    fn cudaGetKernel(kernel: Out<u64>, function: u64) -> i32 { kernel.set(function); SUCCESS }
+    fn cudaGetFuncBySymbol(kernel: Out<u64>, function: u64) -> i32 { kernel.set(function); SUCCESS }
+    // Grid and block take four registers, so the arguments are the sixth, shared memory and stream lie on the stack.
+    fn cudaLaunchKernel(function: u64, grid_xy: u64, grid_z: u64, block_xy: u64, block_z: u64, arguments: In<u64>, _shared: u64, stream: u64) -> i32 {
+        launch(function, dimensions(grid_xy, grid_z), dimensions(block_xy, block_z), arguments, stream)
+    }
+    fn __cudaLaunchKernel(function: u64, grid_xy: u64, grid_z: u64, block_xy: u64, block_z: u64, arguments: In<u64>, _shared: u64, stream: u64) -> i32 {
+        launch(function, dimensions(grid_xy, grid_z), dimensions(block_xy, block_z), arguments, stream)
+    }
+    fn cudaLaunchCooperativeKernel(function: u64, grid_xy: u64, grid_z: u64, block_xy: u64, block_z: u64, arguments: In<u64>, _shared: u64, stream: u64) -> i32 {
+        launch(function, dimensions(grid_xy, grid_z), dimensions(block_xy, block_z), arguments, stream)
+    }
+    fn cudaLaunchKernelExC(configuration: In<u8>, function: u64, arguments: In<u64>) -> i32 { launch_with_configuration(configuration, function, arguments) }
+    fn cuLaunchKernel(function: u64, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, _shared: u32, stream: u64, arguments: In<u64>, _extra: u64) -> i32 {
+        if function == 0 { return INVALID_VALUE; }
+        launch(function, [gx, gy, gz], [bx, by, bz], arguments, stream)
+    }
+    fn cuLaunchCooperativeKernel(function: u64, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, _shared: u32, stream: u64, arguments: In<u64>) -> i32 {
+        launch(function, [gx, gy, gz], [bx, by, bz], arguments, stream)
+    }
+    fn cuLaunchKernelEx(configuration: In<u8>, function: u64, arguments: In<u64>, _extra: u64) -> i32 {
+        // CUlaunchConfig: six dimensions, 4 bytes of shared memory, stream.
+        launch_with_configuration(configuration, function, arguments)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory;
+
+    fn launch_with(name: &str, pointers: &[u64]) {
+        let function = 0x77;
+        register(function, name);
+        let values: [u64; 2] = [pointers[0], pointers[1]];
+        let arguments = [&raw const values[0] as u64, &raw const values[1] as u64, 0];
+        launch(function, [1; 3], [1; 3], In(arguments.as_ptr()), 0);
+    }
+
+    #[test]
+    fn a_kernel_ends_the_life_of_values_it_may_overwrite() {
+        let device = memory::allocate(1 << 20).unwrap();
+        let known = |address: u64| state::lock().values.get(address, 4).is_some();
+        let keep = |address: u64| state::lock().values.put(address, vec![1; 4]);
+        keep(device);
+        keep(device + 512);
+        launch_with("vectorized_elementwise_kernel", &[device, device + 512]);
+        assert_eq!((known(device), known(device + 512)), (false, true), "the first is the output");
+        keep(device);
+        launch_with("reduce_kernel", &[device, device + 512]);
+        assert_eq!((known(device), known(device + 512)), (true, false), "the first is the input");
+        launch_with("unknown", &[device, device + 4096]);
+        assert!(!known(device));
+        memory::free(device);
+    }
+
+    #[test]
+    fn counts_keep_their_items_until_they_are_read() {
+        let (items, stream) = (1000i32, 0x99);
+        register(0x78, "DeviceReduceKernelNonZeroOp");
+        register(0x79, "DeviceReduceSingleTileKernelNonZeroOpPdT0_iS");
+        let arguments = [0, 0, &raw const items as u64];
+        launch(0x78, [1; 3], [1; 3], In(arguments.as_ptr()), stream);
+        launch(0x79, [1; 3], [1; 3], In(arguments.as_ptr()), stream);
+        assert_eq!(last_kernel(&state::lock(), stream).1, Some(1000));
+        launch(0x1, [1; 3], [1; 3], In(arguments.as_ptr()), stream);
+        assert_eq!(last_kernel(&state::lock(), stream), (String::new(), None));
+    }
+}
