@@ -147,8 +147,7 @@ fn copy_rows(target: u64, target_pitch: u64, source: u64, source_pitch: u64, wid
 }
 
 fn fill_rows(target: u64, pitch: u64, value: i32, width: u64, height: u64, stream: u64) -> i32 {
-    (0..height).for_each(|row| drop(fill(target + row * pitch, &[value as u8], width, stream)));
-    SUCCESS
+    (0..height).map(|row| fill(target + row * pitch, &[value as u8], width, stream)).max().unwrap_or(SUCCESS)
 }
 
 /// Whether a copy makes the host wait: copies to pageable memory do, because they are staged.

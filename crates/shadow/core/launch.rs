@@ -3,7 +3,7 @@
 //! Nothing runs. A launch takes time on its stream, is remembered as the last kernel of the stream (it made what is read
 //! next), and ends the life of known values that it may overwrite: every known value whose address is among its arguments,
 //! except where the kernel is known to read it. PyTorch's element-wise kernels get their output as the first pointer, its
-//! reductions get their input first.
+//! reductions as the second, behind their input.
 //!
 //! The number and the sizes of a kernel's arguments are not known (they are in compressed device code). Arguments of a
 //! launch lie on the caller's stack, so the words there are looked at, within the stack and within bounds.
@@ -32,12 +32,12 @@ pub struct Kernel {
 enum KernelKind {
     /// The first pointer is the output, the others are inputs.
     Elementwise,
-    /// The first pointer is the input.
+    /// The first pointer is the input, the second the output.
     Reduction,
     /// Counts nonzero elements: `args[2]` is the number of items.
     NonzeroCount,
-    /// The second pass of such a count: keeps the number of items.
-    NonzeroSecondPass,
+    /// The second pass of a sum: what it reads was counted by the first.
+    SecondPass,
     Other,
 }
 
@@ -45,9 +45,10 @@ impl Kernel {
     fn new(name: &str) -> Kernel {
         let nonzero = name.contains("NonZero") || name.contains("CountMask");
         let kind = match () {
-            // cub::DeviceReduce takes one pass (SingleTile over the input) or two (the second over partial sums in memory).
-            () if nonzero && name.contains("DeviceReduceSingleTile") && name.contains("PdT0_iS") => KernelKind::NonzeroSecondPass,
+            // cub::DeviceReduce takes one pass (SingleTile over the input) or two: the second over partial sums in memory,
+            // whose type does not name the predicate.
             () if nonzero && name.contains("DeviceReduce") => KernelKind::NonzeroCount,
+            () if name.contains("DeviceReduceSingleTile") => KernelKind::SecondPass,
             () if name.contains("elementwise_kernel") => KernelKind::Elementwise,
             () if name.contains("reduce_kernel") => KernelKind::Reduction,
             () => KernelKind::Other,
@@ -110,12 +111,12 @@ fn launch(function: u64, grid: [u32; 3], block: [u32; 3], arguments: In<u64>, st
     let nanos = streams::KERNEL_FLOOR_NANOS.max(threads(grid, block).saturating_mul(PICOS_PER_THREAD) / 1000);
     let kind = kernel.as_ref().map_or(KernelKind::Other, |kernel| kernel.kind);
     let items = (kind == KernelKind::NonzeroCount).then(|| arguments.get_at(2)).flatten();
-    let items = items.and_then(|pointer| In(pointer as *const i32).get()).map(|items| items.max(0) as u64);
+    let items = items.and_then(|pointer| In(pointer as *const u32).get()).map(u64::from);
     let mut shadow = state::lock();
     work(&mut shadow, stream, nanos);
     let last = shadow.counters.last_kernels.entry(stream).or_default();
     last.items = match kind {
-        KernelKind::NonzeroSecondPass => last.items,
+        KernelKind::SecondPass => last.items,
         _ => items,
     };
     last.kernel = kernel;
@@ -165,19 +166,23 @@ fn forget_outputs(shadow: &mut Shadow, kind: KernelKind, arguments: In<u64>) {
     let count = if on_stack(arguments.0 as u64) { MAX_ARGUMENTS.min(((high - arguments.0 as u64) / 8) as usize) } else { MAX_ARGUMENTS.min(in_page) };
     let mut starts: Vec<u64> = (0..count).map_while(|index| arguments.get_at(index).filter(|&at| on_stack(at))).collect();
     let in_order = starts.clone();
+    let count_of_arguments = in_order.len();
     starts.sort_unstable();
     let mut pointers = 0;
     let mut words = 0;
     for start in in_order {
-        let next = starts.iter().copied().find(|&other| other > start).unwrap_or(start + 4096);
-        let end = next.min(start + 4096).min(high);
+        // An argument ends where the next begins. Of the last one, which may be followed by unrelated words, only the
+        // beginning is looked at; kernels with one argument get all of theirs in it.
+        let last = if count_of_arguments == 1 { MAX_WORDS * 8 } else { 256 };
+        let next = starts.iter().copied().find(|&other| other > start).unwrap_or(start + last);
+        let end = next.min(start + MAX_WORDS * 8).min(high);
         for at in (start.next_multiple_of(8)..end.saturating_sub(7)).step_by(8) {
             words += 1;
             let Some(word) = In(at as *const u64).get().filter(|&word| is_device_address(word)) else { continue };
             pointers += 1;
             let is_input = match kind {
-                KernelKind::Elementwise => pointers > 1,
-                KernelKind::Reduction => pointers == 1,
+                KernelKind::Elementwise => pointers != 1,
+                KernelKind::Reduction => pointers != 2,
                 _ => false,
             };
             if let Some((piece, bytes)) = shadow.values.piece_at(word).filter(|_| !is_input) {
@@ -316,9 +321,9 @@ mod tests {
 
     #[test]
     fn counts_keep_their_items_until_they_are_read() {
-        let (items, stream) = (1000i32, 0x99);
+        let (items, stream) = (1000u32, 0x99);
         register(0x78, "DeviceReduceKernelNonZeroOp");
-        register(0x79, "DeviceReduceSingleTileKernelNonZeroOpPdT0_iS");
+        register(0x79, "DeviceReduceSingleTileKernelPiS");
         let arguments = [0, 0, &raw const items as u64];
         launch(0x78, [1; 3], [1; 3], In(arguments.as_ptr()), stream);
         launch(0x79, [1; 3], [1; 3], In(arguments.as_ptr()), stream);

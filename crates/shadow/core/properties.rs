@@ -260,6 +260,11 @@ fn choose(device: i32) -> i32 {
     SUCCESS
 }
 
+/// `cudaIpcMemHandle_t`: passed by value, on the stack.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct IpcHandle([u64; 8]);
+
 fn count(value: Out<i32>) -> i32 {
     value.set(card().devices);
     SUCCESS
@@ -307,7 +312,7 @@ cuda_functions! {
     fn cuDeviceCanAccessPeer(answer: Out<i32>, device: i32, peer: i32) -> i32 { cudaDeviceCanAccessPeer(answer, device, peer) }
     fn cuCtxGetLimit(value: Out<u64>, _limit: i32) -> i32 { value.set(1 << 20); SUCCESS }
     // Memory of another process cannot be opened: there is no device that both would share.
-    fn cudaIpcOpenMemHandle(pointer: Out<u64>, _handle: [u64; 8], _flags: u32) -> i32 { pointer.set(0); NOT_SUPPORTED }
+    fn cudaIpcOpenMemHandle(pointer: Out<u64>, _handle: IpcHandle, _flags: u32) -> i32 { pointer.set(0); NOT_SUPPORTED }
     fn cudaDeviceGetGraphMemAttribute(_device: i32, _number: i32, value: Out<u64>) -> i32 { value.set(0); SUCCESS }
     fn cudaDeviceGetNvSciSyncAttributes(_list: u64, _device: i32, _flags: i32) -> i32 { INVALID_VALUE }
 }

@@ -282,7 +282,7 @@ mod tests {
         assert_eq!(found, 1);
         set_descriptor(plan, PLAN_CONFIG, config);
         // The program may destroy what a plan refers to.
-        [graph, heuristics, config].into_iter().for_each(|handle| drop(destroy(handle)));
+        assert_eq!([graph, heuristics, config].map(destroy), [SUCCESS; 3]);
         assert_eq!(get_attribute(plan, PLAN_WORKSPACE, INT64, 1, Out(&raw mut found), (&raw mut bytes).cast()), SUCCESS);
         assert_eq!((found, bytes), (1, 0), "a graph without operations needs none");
         destroy(plan);

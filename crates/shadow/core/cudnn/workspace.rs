@@ -50,15 +50,25 @@ fn is_convolution(operation: &Descriptor) -> bool {
     matches!(operation.kind, CONVOLUTION_FORWARD | CONVOLUTION_BACKWARD_FILTER | CONVOLUTION_BACKWARD_DATA)
 }
 
+/// What cuDNN adds to the copies (`unet` on an H200, cuDNN 9.19: most of 200 sizes).
+const COPY_OVERHEAD: i64 = 147;
+/// Kernels for tensor cores take channels in groups of this many.
+const CHANNEL_GROUP: i64 = 8;
+
 /// Workspace of a convolution in 16-bit types: kernels for tensor cores want channels last, so tensors in another order
-/// are copied. The sum of the copies plus a small constant is what cuDNN asks for in most cases (`unet` on an H200).
+/// are copied, and the copies are the workspace. Convolutions from or to a few channels (images) take other kernels, which
+/// need none. What gradients of filters need beside the copies (partial sums) is not known and not counted; in `unet` it is
+/// 2 to 10 % of the workspace.
 fn convolution_workspace(operation: &Descriptor) -> i64 {
     let tensors = tensors(operation);
     let is_half = tensors.iter().all(|tensor| width(tensor.small_number(DATA_TYPE).unwrap_or(0)) == 2);
-    if !is_half || tensors.iter().all(|tensor| is_channels_last(tensor)) {
-        return 0;
+    let copied: i64 = tensors.iter().filter(|tensor| !is_channels_last(tensor)).map(|tensor| bytes(tensor)).sum();
+    let few_channels = tensors.iter().any(|tensor| tensor.numbers(DIMENSIONS).get(1).is_some_and(|&channels| channels < CHANNEL_GROUP));
+    match () {
+        () if !is_half || copied == 0 => 0,
+        () if few_channels && operation.kind != CONVOLUTION_BACKWARD_FILTER => 0,
+        () => copied + COPY_OVERHEAD,
     }
-    tensors.iter().filter(|tensor| !is_channels_last(tensor)).map(|tensor| bytes(tensor)).sum::<i64>() + 16
 }
 
 /// Workspace of a graph of operations.
