@@ -28,7 +28,7 @@ WHEELS = {
     # family: (wheels, headers, pattern of names, defines)
     "cudart": (RUNTIME, ["cuda_runtime_api.h", "cuda_profiler_api.h", "crt/host_runtime.h"], r"(__)?cuda[A-Z]\w*", ["", "__CUDA_API_VERSION_INTERNAL", "CUDA_API_PER_THREAD_DEFAULT_STREAM"]),
     "cuda": (RUNTIME, ["cuda.h", "cudaProfiler.h"], r"cu[A-Z]\w*", ["", "__CUDA_API_VERSION_INTERNAL", "CUDA_API_PER_THREAD_DEFAULT_STREAM"]),
-    "cublas": (["nvidia_cublas-13", "nvidia_cublas_cu12", "nvidia_cublas_cu11"], ["cublas_v2.h", "cublasXt.h"], r"cublas(?!Lt)[A-Z]\w*", [""]),
+    "cublas": (["nvidia_cublas-13", "nvidia_cublas_cu12", "nvidia_cublas_cu11"], ["cublas_v2.h", "cublasXt.h"], r"cublas(?!Lt)[A-Z]\w*", ["", "__cplusplus=201703L"]),
     "cublasLt": (["nvidia_cublas-13", "nvidia_cublas_cu12", "nvidia_cublas_cu11"], ["cublasLt.h"], r"cublasLt\w+", [""]),
     "cudnn": (["nvidia_cudnn_cu13", "nvidia_cudnn_cu12"], ["cudnn.h", "cudnn_backend.h"], r"cudnn[A-Z]\w*", [""]),
     "nccl": (["nvidia_nccl_cu13", "nvidia_nccl_cu12"], ["nccl.h"], r"p?nccl[A-Z]\w*", [""]),
@@ -217,7 +217,7 @@ def folders(root, prefix):
 
 def main():
     with tempfile.TemporaryDirectory() as stubs:
-        for name in ("nv/target", "string", "vector"):                # C++ headers that C declarations do not need
+        for name in ("nv/target", "string", "vector", "utility", "memory", "type_traits", "cmath", "cstring", "cstdint", "limits", "climits", "cstdlib", "cassert"):                # C++ headers that C declarations do not need
             os.makedirs(os.path.dirname(f"{stubs}/{name}"), exist_ok=True); open(f"{stubs}/{name}", "w").close()
         write_tables(sys.argv[1], stubs)
 

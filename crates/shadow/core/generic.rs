@@ -71,7 +71,7 @@ static SMALL_HANDLES: AtomicU64 = AtomicU64::new(1);
 static EMPTY_TEXT: [u8; 8] = [0; 8];
 
 /// Serves a call: `registers` are six words, `stack` the arguments behind them.
-extern "C" fn serve(record: *const Record, registers: *const u64, stack: *const u64) -> u64 {
+pub extern "C" fn serve(record: *const Record, registers: *const u64, stack: *const u64) -> u64 {
     // SAFETY: records are made by `binding` and never freed.
     let record = unsafe { &*record };
     if !record.called.swap(true, Ordering::Relaxed) && !record.known {

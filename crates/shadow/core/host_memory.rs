@@ -56,7 +56,10 @@ pub fn free(address: u64) -> i32 {
     if address == 0 {
         return SUCCESS;
     }
-    let Some((bytes, _)) = known().remove(&address) else { return INVALID_VALUE };
+    let mut known = known();
+    // Memory that was only registered belongs to the program.
+    let Some((bytes, _)) = known.get(&address).copied().filter(|found| found.1 != Kind::Registered) else { return INVALID_VALUE };
+    known.remove(&address);
     // SAFETY: the mapping was made by `allocate` with this length, and the program gives it back.
     unsafe { munmap(address as *mut u8, bytes as usize) };
     SUCCESS
@@ -92,6 +95,15 @@ cuda_functions! {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn registered_memory_stays_the_programs() {
+        let memory = vec![0u8; 4096];
+        let address = memory.as_ptr() as u64;
+        register(address, 4096);
+        assert_eq!((kind_of(address + 9), free(address)), (Some(Kind::Registered), INVALID_VALUE));
+        assert_eq!((unregister(address), unregister(address), kind_of(address)), (SUCCESS, INVALID_VALUE, None));
+    }
 
     #[test]
     fn pinned_memory_is_real() {

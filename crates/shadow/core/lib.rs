@@ -30,6 +30,8 @@ mod copies;
 mod cublas;
 mod cudnn;
 mod driver_api;
+#[cfg(test)]
+mod every_function;
 mod errors;
 mod host_memory;
 mod launch;
