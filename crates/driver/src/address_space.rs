@@ -23,24 +23,81 @@ pub const SHARE_BYTES: u64 = 512;
 /// Below this address `cuMemAlloc` puts nothing; reserved and pinned addresses are there.
 pub const LOWEST: u64 = 96 * TIB;
 /// The first range ends here.
-const END: u64 = 127 * TIB;
+pub const END: u64 = 127 * TIB;
 
 /// What is left free in the ranges that the context of a new process fills partly, the older range
 /// first. Recorded on an H200 with driver 580.159.04. Most of PyTorch's recordings show the same; in
 /// some processes one range has 26 MiB left.
 pub const CONTEXT_FREE_BYTES: [u64; 2] = [24 * MIB, 2 * MIB];
 
+/// Decides where pages are placed.
+pub trait PagePlacement {
+    /// Finds a place for some pages: what [`give_back`](PagePlacement::give_back) needs, and the first page.
+    fn place(&mut self, pages: u64) -> Option<(ExtentPlace, u64)>;
+
+    /// Gives pages back, the first of which is `first`.
+    fn give_back(&mut self, place: ExtentPlace, first: u64, pages: u64);
+}
+
 /// The addresses of all live `cuMemAlloc` allocations.
 #[derive(Clone, Debug)]
-pub struct AddressSpace {
+pub struct AddressSpace<Places = RangePlaces> {
     page_bytes: u64,
+    places: Places,
+    /// In units of [`SHARE_BYTES`].
+    shared_pages: FilledExtents<PageOrigin>,
+    live: HashMap<u64, PlacedAllocation>,
+}
+
+/// The rule of a new process: ranges of [`RANGE_BYTES`] that are filled.
+#[derive(Clone, Debug)]
+pub struct RangePlaces {
+    range_pages: u64,
     /// In units of [`RANGE_BYTES`].
     unused: FreeRanges,
     /// In units of pages.
     ranges: FilledExtents<u64>,
-    /// In units of [`SHARE_BYTES`].
-    shared_pages: FilledExtents<PageOrigin>,
-    live: HashMap<u64, PlacedAllocation>,
+}
+
+impl RangePlaces {
+    /// The ranges of a new process between two addresses, multiples of [`RANGE_BYTES`].
+    pub fn new(lowest: u64, end: u64, page_bytes: u64) -> RangePlaces {
+        let mut places = RangePlaces::empty(lowest, end, page_bytes);
+        for free in CONTEXT_FREE_BYTES {
+            if let Some(range) = places.unused.take_highest(1) {
+                places.ranges.open(range, places.range_pages, (RANGE_BYTES - free) / page_bytes);
+            }
+        }
+        places
+    }
+
+    fn empty(lowest: u64, end: u64, page_bytes: u64) -> RangePlaces {
+        RangePlaces {
+            range_pages: RANGE_BYTES / page_bytes,
+            unused: FreeRanges::new(lowest / RANGE_BYTES, (end - lowest) / RANGE_BYTES),
+            ranges: FilledExtents::default(),
+        }
+    }
+}
+
+impl PagePlacement for RangePlaces {
+    fn place(&mut self, pages: u64) -> Option<(ExtentPlace, u64)> {
+        let (place, first_range) = match self.ranges.place(pages) {
+            Some(found) => found,
+            None => {
+                let ranges = pages.div_ceil(self.range_pages);
+                let first_range = self.unused.take_highest(ranges)?;
+                (self.ranges.open(first_range, ranges * self.range_pages, pages), first_range)
+            }
+        };
+        Some((place, first_range * self.range_pages + place.offset))
+    }
+
+    fn give_back(&mut self, place: ExtentPlace, _first: u64, pages: u64) {
+        if let Some((first_range, length)) = self.ranges.give_back(place, pages) {
+            self.unused.give_back(first_range, length / self.range_pages);
+        }
+    }
 }
 
 /// Where a shared page lies.
@@ -83,23 +140,14 @@ impl AddressSpace {
 
     /// The same between two addresses, multiples of [`RANGE_BYTES`].
     pub fn between(lowest: u64, end: u64, page_bytes: u64) -> AddressSpace {
-        let mut space = AddressSpace::empty(lowest, end, page_bytes);
-        for free in CONTEXT_FREE_BYTES {
-            if let Some(range) = space.unused.take_highest(1) {
-                space.ranges.open(range, RANGE_BYTES / page_bytes, (RANGE_BYTES - free) / page_bytes);
-            }
-        }
-        space
+        AddressSpace::placing(RangePlaces::new(lowest, end, page_bytes), page_bytes)
     }
+}
 
-    fn empty(lowest: u64, end: u64, page_bytes: u64) -> AddressSpace {
-        AddressSpace {
-            page_bytes,
-            unused: FreeRanges::new(lowest / RANGE_BYTES, (end - lowest) / RANGE_BYTES),
-            ranges: FilledExtents::default(),
-            shared_pages: FilledExtents::default(),
-            live: HashMap::new(),
-        }
+impl<Places: PagePlacement> AddressSpace<Places> {
+    /// An address space without allocations whose pages are placed by another rule.
+    pub fn placing(places: Places, page_bytes: u64) -> AddressSpace<Places> {
+        AddressSpace { page_bytes, places, shared_pages: FilledExtents::default(), live: HashMap::new() }
     }
 
     /// How many pages an allocation of this size would add.
@@ -128,13 +176,13 @@ impl AddressSpace {
         let pages = match page_use {
             PageUse::Shared(units) => match self.shared_pages.give_back(place, units) {
                 Some((page, _)) => {
-                    self.give_pages_back(page.place, 1);
+                    self.places.give_back(page.place, page.address / self.page_bytes, 1);
                     1
                 }
                 None => 0,
             },
             PageUse::Pages(pages) => {
-                self.give_pages_back(place, pages);
+                self.places.give_back(place, address / self.page_bytes, pages);
                 pages
             }
         };
@@ -162,21 +210,8 @@ impl AddressSpace {
     }
 
     fn place_pages(&mut self, pages: u64) -> Option<(ExtentPlace, u64)> {
-        let (place, first_range) = match self.ranges.place(pages) {
-            Some(found) => found,
-            None => {
-                let ranges = pages.checked_mul(self.page_bytes)?.div_ceil(RANGE_BYTES);
-                let first_range = self.unused.take_highest(ranges)?;
-                (self.ranges.open(first_range, ranges * RANGE_BYTES / self.page_bytes, pages), first_range)
-            }
-        };
-        Some((place, first_range * RANGE_BYTES + place.offset * self.page_bytes))
-    }
-
-    fn give_pages_back(&mut self, place: ExtentPlace, pages: u64) {
-        if let Some((first_range, length)) = self.ranges.give_back(place, pages) {
-            self.unused.give_back(first_range, length * self.page_bytes / RANGE_BYTES);
-        }
+        let (place, first) = self.places.place(pages)?;
+        Some((place, first.checked_mul(self.page_bytes)?))
     }
 }
 
@@ -187,7 +222,7 @@ mod tests {
     const TOP: u64 = END - RANGE_BYTES;
 
     fn space() -> AddressSpace {
-        AddressSpace::empty(LOWEST, END, 2 * MIB)
+        AddressSpace::placing(RangePlaces::empty(LOWEST, END, 2 * MIB), 2 * MIB)
     }
 
     #[test]

@@ -9,7 +9,9 @@ mod placement;
 mod pool;
 mod reservations;
 
-pub use address_space::{AddressSpace, CONTEXT_FREE_BYTES, FreedAllocation, RANGE_BYTES};
+pub use address_space::{
+    AddressSpace, CONTEXT_FREE_BYTES, END, FreedAllocation, LOWEST, PagePlacement, RANGE_BYTES, RangePlaces, SHARE_BYTES,
+};
 pub use placement::{ExtentPlace, FilledExtents, FreeRanges};
 pub use pool::{FreePiece, OrderedPool, PoolRules};
 pub use reservations::{FIRST_RESERVED, ReservedSpace};

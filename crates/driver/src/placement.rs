@@ -221,7 +221,9 @@ impl NewestFit {
 /// Where a piece lies: the extent and the unit in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExtentPlace {
+    /// Which extent.
     pub extent: usize,
+    /// Which unit of it.
     pub offset: u64,
 }
 

@@ -1,195 +1,51 @@
-//! Where `cuMemAlloc` and `cuMemHostAlloc` place memory.
-//!
-//! The rule of `cuMemAlloc` was derived from recordings of the driver on an H200: address space is
-//! taken in ranges of whole 32 MiB, aligned to 32 MiB, at the highest free place, so downwards. An
-//! allocation goes into the newest range with room, at its lowest free offset; otherwise a new
-//! range is made. A range is given back with its last allocation. Allocators break ties by address,
-//! so this decides which block they reuse.
-//!
-//! Allocations below one page share pages, in units of 512 bytes. Their order was not recorded;
-//! they follow the same rule one level down, with pages in the role of ranges.
+//! Addresses of the simulated device: `cuMemAlloc` by the rules of `oomph_driver` or as recorded, and pinned host memory.
 
 use std::collections::HashMap;
 
-use super::{
-    SimDevice,
-    placement::{ExtentPlace, FilledExtents, FreeRanges},
-    recorded::RecordedSpace,
-};
+use super::{SimDevice, recorded::RecordedSpace};
 use crate::device::{CallKind, DeviceError, PinnedHost};
-use oomph_base::{Address, GIB, KIB, MIB, PlacementCall};
+use oomph_base::{Address, GIB, KIB, PlacementCall};
+use oomph_driver::{AddressSpace, END, ExtentPlace, FreeRanges, LOWEST, PagePlacement, RangePlaces};
 
-/// Address space is taken in multiples of this.
-pub(super) const RANGE_BYTES: u64 = 32 * MIB;
-/// The unit in which small allocations share a page.
-pub(super) const SHARE_BYTES: u64 = 512;
-/// Below this address `cuMemAlloc` puts nothing; reserved and pinned addresses are there.
-pub(super) const LOWEST: u64 = 96 * 1024 * GIB;
-/// The first range ends here.
-pub(super) const END: u64 = 127 * 1024 * GIB;
+/// Addresses of `cuMemAlloc`.
+pub(super) type SimAddressSpace = AddressSpace<SimPlaces>;
 
-/// What is left free in the ranges that the context of a new process fills partly, the older range
-/// first. Recorded on an H200 with driver 580.159.04. Most of PyTorch's recordings show the same; in
-/// some processes one range has 26 MiB left.
-pub(super) const CONTEXT_FREE_BYTES: [u64; 2] = [24 * MIB, 2 * MIB];
-
-/// The addresses of all live `cuMemAlloc` allocations.
+/// Where pages of the simulated device lie.
 #[derive(Clone, Debug)]
-pub(super) struct AddressSpace {
-    page_bytes: u64,
-    /// In units of [`RANGE_BYTES`].
-    unused: FreeRanges,
-    /// In units of pages.
-    ranges: FilledExtents<u64>,
-    /// In units of [`SHARE_BYTES`].
-    shared_pages: FilledExtents<PageOrigin>,
-    live: HashMap<Address, PlacedAllocation>,
-    /// In the replay of a recording, instead of `unused` and `ranges`.
-    recorded: Option<Box<RecordedSpace>>,
+pub(super) enum SimPlaces {
+    /// As in a new process.
+    Rule(RangePlaces),
+    /// As in a recorded process.
+    Recorded(Box<RecordedSpace>),
 }
 
-/// Where a shared page lies.
-#[derive(Clone, Copy, Debug, Default)]
-struct PageOrigin {
-    address: u64,
-    place: ExtentPlace,
+impl SimPlaces {
+    /// The places of a new process.
+    pub(super) fn of_new_process(page_bytes: u64) -> SimPlaces {
+        SimPlaces::Rule(RangePlaces::new(LOWEST, END, page_bytes))
+    }
+
+    /// The places of a process that is to make these calls, where they show its addresses.
+    pub(super) fn of_recording(page_bytes: u64, calls: &[PlacementCall]) -> SimPlaces {
+        match RecordedSpace::new(page_bytes, calls) {
+            Some(recorded) => SimPlaces::Recorded(Box::new(recorded)),
+            None => SimPlaces::of_new_process(page_bytes),
+        }
+    }
 }
 
-#[derive(Clone, Copy, Debug)]
-struct PlacedAllocation {
-    bytes: u64,
-    place: ExtentPlace,
-    page_use: PageUse,
-}
-
-/// Which pages an allocation uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PageUse {
-    /// Part of a page, in [`SHARE_BYTES`].
-    Shared(u64),
-    /// Pages of its own.
-    Pages(u64),
-}
-
-/// What freeing an allocation gives back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct FreedAllocation {
-    /// The size of the allocation.
-    pub(super) bytes: u64,
-    /// Pages that are no longer used.
-    pub(super) pages: u64,
-}
-
-impl AddressSpace {
-    /// The address space of a new process.
-    pub(super) fn new(page_bytes: u64) -> AddressSpace {
-        let mut space = AddressSpace::empty(page_bytes);
-        for free in CONTEXT_FREE_BYTES {
-            if let Some(range) = space.unused.take_highest(1) {
-                space.ranges.open(range, RANGE_BYTES / page_bytes, (RANGE_BYTES - free) / page_bytes);
-            }
-        }
-        space
-    }
-
-    fn empty(page_bytes: u64) -> AddressSpace {
-        AddressSpace {
-            page_bytes,
-            unused: FreeRanges::new(LOWEST / RANGE_BYTES, (END - LOWEST) / RANGE_BYTES),
-            ranges: FilledExtents::default(),
-            shared_pages: FilledExtents::default(),
-            live: HashMap::new(),
-            recorded: None,
+impl PagePlacement for SimPlaces {
+    fn place(&mut self, pages: u64) -> Option<(ExtentPlace, u64)> {
+        match self {
+            SimPlaces::Rule(ranges) => ranges.place(pages),
+            SimPlaces::Recorded(recorded) => recorded.place(pages),
         }
     }
 
-    /// The address space of a new process that is to make these calls, where they show its addresses.
-    pub(super) fn of_recording(page_bytes: u64, calls: &[PlacementCall]) -> AddressSpace {
-        let recorded = RecordedSpace::new(page_bytes, calls).map(Box::new);
-        AddressSpace { recorded, ..AddressSpace::new(page_bytes) }
-    }
-
-    /// How many pages an allocation of this size would add.
-    pub(super) fn growth_pages(&self, bytes: u64) -> u64 {
-        match self.page_use(bytes) {
-            PageUse::Shared(units) => u64::from(!self.shared_pages.has_room(units)),
-            PageUse::Pages(pages) => pages,
-        }
-    }
-
-    /// Finds an address, or `None` where the address space is full. The caller counts physical
-    /// memory.
-    pub(super) fn allocate(&mut self, bytes: u64) -> Option<Address> {
-        let page_use = self.page_use(bytes);
-        let (place, address) = match page_use {
-            PageUse::Shared(units) => self.place_in_shared_page(units)?,
-            PageUse::Pages(pages) => self.place_pages(pages)?,
-        };
-        let address = Address(address);
-        self.live.insert(address, PlacedAllocation { bytes, place, page_use });
-        Some(address)
-    }
-
-    /// Frees an allocation; `None` where none starts at that address.
-    pub(super) fn free(&mut self, address: Address) -> Option<FreedAllocation> {
-        let PlacedAllocation { bytes, place, page_use } = self.live.remove(&address)?;
-        let pages = match page_use {
-            PageUse::Shared(units) => match self.shared_pages.give_back(place, units) {
-                Some((page, _)) => {
-                    self.give_pages_back(page.place, page.address, 1);
-                    1
-                }
-                None => 0,
-            },
-            PageUse::Pages(pages) => {
-                self.give_pages_back(place, address.0, pages);
-                pages
-            }
-        };
-        Some(FreedAllocation { bytes, pages })
-    }
-
-    fn page_use(&self, bytes: u64) -> PageUse {
-        if bytes < self.page_bytes {
-            PageUse::Shared(bytes.div_ceil(SHARE_BYTES))
-        } else {
-            PageUse::Pages(bytes.div_ceil(self.page_bytes))
-        }
-    }
-
-    fn place_in_shared_page(&mut self, units: u64) -> Option<(ExtentPlace, u64)> {
-        let (place, page) = match self.shared_pages.place(units) {
-            Some(found) => found,
-            None => {
-                let (place, address) = self.place_pages(1)?;
-                let page = PageOrigin { address, place };
-                (self.shared_pages.open(page, self.page_bytes / SHARE_BYTES, units), page)
-            }
-        };
-        Some((place, page.address + place.offset * SHARE_BYTES))
-    }
-
-    fn place_pages(&mut self, pages: u64) -> Option<(ExtentPlace, u64)> {
-        if let Some(recorded) = &mut self.recorded {
-            return recorded.place(pages).map(|(place, first)| (place, first * self.page_bytes));
-        }
-        let (place, first_range) = match self.ranges.place(pages) {
-            Some(found) => found,
-            None => {
-                let ranges = pages.checked_mul(self.page_bytes)?.div_ceil(RANGE_BYTES);
-                let first_range = self.unused.take_highest(ranges)?;
-                (self.ranges.open(first_range, ranges * RANGE_BYTES / self.page_bytes, pages), first_range)
-            }
-        };
-        Some((place, first_range * RANGE_BYTES + place.offset * self.page_bytes))
-    }
-
-    fn give_pages_back(&mut self, place: ExtentPlace, address: u64, pages: u64) {
-        if let Some(recorded) = &mut self.recorded {
-            return recorded.give_back(place, address / self.page_bytes, pages);
-        }
-        if let Some((first_range, length)) = self.ranges.give_back(place, pages) {
-            self.unused.give_back(first_range, length * self.page_bytes / RANGE_BYTES);
+    fn give_back(&mut self, place: ExtentPlace, first: u64, pages: u64) {
+        match self {
+            SimPlaces::Rule(ranges) => ranges.give_back(place, first, pages),
+            SimPlaces::Recorded(recorded) => recorded.give_back(place, first, pages),
         }
     }
 }
@@ -251,108 +107,7 @@ impl PinnedHost for SimDevice {
 mod tests {
     use super::*;
     use crate::device::{Device, sim::SimConfig};
-
-    const TOP: u64 = END - RANGE_BYTES;
-
-    fn space() -> AddressSpace {
-        AddressSpace::empty(2 * MIB)
-    }
-
-    #[test]
-    fn a_new_process_fills_the_ranges_of_its_context_first() {
-        let mut space = AddressSpace::new(2 * MIB);
-        assert_eq!(space.allocate(2 * MIB), Some(Address(TOP - RANGE_BYTES + 30 * MIB)));
-        assert_eq!(space.allocate(20 * MIB), Some(Address(TOP + 8 * MIB)));
-        assert_eq!(space.allocate(2 * MIB), Some(Address(TOP + 28 * MIB)));
-        assert_eq!(space.allocate(20 * MIB), Some(Address(TOP - 2 * RANGE_BYTES)));
-    }
-
-    #[test]
-    fn ranges_grow_down_and_tails_are_filled() {
-        let mut space = space();
-        assert_eq!(space.allocate(20 * MIB), Some(Address(TOP)));
-        assert_eq!(space.allocate(20 * MIB), Some(Address(TOP - RANGE_BYTES)));
-        assert_eq!(space.allocate(2 * MIB), Some(Address(TOP - RANGE_BYTES + 20 * MIB)));
-        assert_eq!(space.allocate(10 * MIB), Some(Address(TOP - RANGE_BYTES + 22 * MIB)));
-        assert_eq!(space.allocate(12 * MIB), Some(Address(TOP + 20 * MIB)), "the newest has no room, the older has");
-        assert_eq!(space.allocate(100 * MIB), Some(Address(TOP - 5 * RANGE_BYTES)));
-    }
-
-    #[test]
-    fn recorded_addresses_are_reproduced() {
-        // The first segments of a random program on an H200: size, number of the 32 MiB range and
-        // offset, in MiB.
-        let recorded = [
-            (16, 0x65, 6),
-            (2, 0x65, 22),
-            (16, 0x64, 0),
-            (26, 0x63, 0),
-            (110, 0x5f, 0),
-            (108, 0x5b, 0),
-            (2, 0x5e, 12),
-            (130, 0x56, 0),
-            (2, 0x5a, 2),
-            (184, 0x50, 0),
-            (20, 0x5a, 4),
-            (26, 0x4f, 0),
-            (232, 0x47, 0),
-            (338, 0x3c, 0),
-            (2, 0x46, 18),
-            (32, 0x3b, 0),
-            (244, 0x33, 0),
-        ];
-        let mut space = space();
-        space.allocate(6 * MIB);
-        for (megabytes, range, offset) in recorded {
-            let expected = TOP - (0x65 - range) * RANGE_BYTES + offset * MIB;
-            assert_eq!(space.allocate(megabytes * MIB), Some(Address(expected)), "{megabytes} MiB");
-        }
-    }
-
-    #[test]
-    fn the_lowest_offset_of_the_newest_range_is_taken_first() {
-        let mut space = space();
-        let blocks: Vec<Address> = (0..4).filter_map(|_| space.allocate(8 * MIB)).collect();
-        assert!(space.free(blocks[2]).is_some() && space.free(blocks[0]).is_some());
-        assert_eq!(space.allocate(4 * MIB), Some(blocks[0]));
-        assert_eq!(space.allocate(8 * MIB), Some(blocks[2]));
-    }
-
-    #[test]
-    fn empty_ranges_are_given_back_and_reused() {
-        let mut space = space();
-        let blocks: Vec<Address> = (0..3).filter_map(|_| space.allocate(32 * MIB)).collect();
-        assert!(space.free(blocks[0]).is_some() && space.free(blocks[1]).is_some());
-        assert_eq!(space.allocate(32 * MIB), Some(blocks[0]));
-        assert_eq!(space.allocate(64 * MIB), Some(Address(TOP - 4 * RANGE_BYTES)));
-        assert_eq!(space.allocate(32 * MIB), Some(blocks[1]));
-    }
-
-    #[test]
-    fn small_allocations_share_a_page() {
-        let mut space = space();
-        assert_eq!(space.growth_pages(3 * MIB), 2);
-        assert_eq!(space.growth_pages(20 * MIB + 512), 11);
-        assert_eq!(space.growth_pages(2 * MIB), 1);
-        let grown = |space: &mut AddressSpace, bytes| {
-            let pages = space.growth_pages(bytes);
-            space.allocate(bytes);
-            pages
-        };
-        assert_eq!((0..4096).map(|_| grown(&mut space, 512)).sum::<u64>(), 1);
-        assert_eq!(grown(&mut space, 1), 1, "the page is full");
-        let mut space = self::space();
-        assert_eq!((0..4).map(|_| grown(&mut space, MIB)).collect::<Vec<_>>(), [1, 0, 1, 0]);
-    }
-
-    #[test]
-    fn a_shared_page_goes_back_with_its_last_allocation() {
-        let mut space = space();
-        let [Some(first), Some(second)] = [space.allocate(MIB), space.allocate(MIB)] else { panic!("there is room") };
-        assert_eq!(space.free(first), Some(FreedAllocation { bytes: MIB, pages: 0 }));
-        assert_eq!(space.free(second), Some(FreedAllocation { bytes: MIB, pages: 1 }));
-        assert_eq!(space.free(second), None);
-    }
+    use oomph_base::MIB;
 
     #[test]
     fn pinned_memory_takes_nothing_from_the_device() {

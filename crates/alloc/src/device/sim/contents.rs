@@ -10,11 +10,12 @@
 
 use std::collections::BTreeMap;
 
-use super::{SimDevice, address_space::LOWEST, pools::PoolSpace, virtual_memory::SimVirtualSpace};
+use super::{SimDevice, pools::PoolSpace, virtual_memory::SimVirtualSpace};
 use crate::device::{
     CallKind, Damage, DeviceError, LONGEST_PATTERN_BYTES, PatternPlace, Patterned, Patterns, PhysicalId, Verified,
 };
 use oomph_base::{Address, Nanos, StreamId, Work};
+use oomph_driver::LOWEST;
 
 /// A piece of physical memory: `cuMemCreate` memory by its handle, all other by its only address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

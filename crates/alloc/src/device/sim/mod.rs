@@ -6,14 +6,13 @@
 //!
 //! One file per subject: `address_space` (where `cuMemAlloc` places memory), `virtual_memory`,
 //! `pools`, `clock` (streams and events), `costs` (of driver calls), `work_times` (of kernels and
-//! copies), `contents` (patterns in memory), `profile` (which GPU), `placement` (free ranges),
-//! `recorded` (addresses in the replay of a recording).
+//! copies), `contents` (patterns in memory), `profile` (which GPU), `recorded` (addresses in the replay of a
+//! recording). Rules of the driver that the shadow GPU follows too are in `oomph_driver`.
 
 mod address_space;
 mod clock;
 mod contents;
 mod costs;
-mod placement;
 mod pools;
 mod profile;
 mod recorded;
@@ -25,7 +24,7 @@ pub use profile::{Profile, ProfileFile, SimConfig, SimConfigError};
 pub use work_times::{ImpossibleTime, Rates, WorkTable, WorkTime};
 
 use self::{
-    address_space::{AddressSpace, PinnedSpace},
+    address_space::{PinnedSpace, SimAddressSpace, SimPlaces},
     clock::StreamClocks,
     contents::Contents,
     pools::PoolSpace,
@@ -55,7 +54,7 @@ pub struct SimDevice {
     clocks: StreamClocks,
     ledger: CallLedger,
     memory: PhysicalMemory,
-    address_space: AddressSpace,
+    address_space: SimAddressSpace,
     virtual_space: SimVirtualSpace,
     pools: PoolSpace,
     pinned: PinnedSpace,
@@ -107,7 +106,7 @@ impl SimDevice {
             clocks: StreamClocks::new(),
             ledger: CallLedger::default(),
             memory: PhysicalMemory { total: total_bytes, overhead: profile.context_bytes, held: 0 },
-            address_space: AddressSpace::new(profile.page_bytes),
+            address_space: SimAddressSpace::placing(SimPlaces::of_new_process(profile.page_bytes), profile.page_bytes),
             virtual_space: SimVirtualSpace::new(profile.granularity_bytes),
             pools: PoolSpace::new(),
             pinned: PinnedSpace::new(),
@@ -121,7 +120,9 @@ impl SimDevice {
     /// calls are the same, so are the addresses; later ones follow the rule of that process.
     #[must_use]
     pub fn placing_as(self, calls: &[PlacementCall]) -> SimDevice {
-        SimDevice { address_space: AddressSpace::of_recording(self.props.page_bytes, calls), ..self }
+        let page_bytes = self.props.page_bytes;
+        let places = SimPlaces::of_recording(page_bytes, calls);
+        SimDevice { address_space: SimAddressSpace::placing(places, page_bytes), ..self }
     }
 
     /// Notes a call and advances the clock by its cost. A failed call costs as much as the smallest
@@ -203,7 +204,7 @@ impl Device for SimDevice {
         if !self.memory.take(growth) {
             return self.conclude_allocation(call, bytes, Ok::<_, String>(None));
         }
-        let place = self.address_space.allocate(bytes);
+        let place = self.address_space.allocate(bytes).map(Address);
         match place {
             Some(address) => self.forget_contents(address, bytes),
             None => self.memory.held -= growth,
@@ -213,7 +214,7 @@ impl Device for SimDevice {
 
     fn free(&mut self, address: Address) -> Result<(), DeviceError> {
         let call = CallKind::MemFree;
-        match self.address_space.free(address) {
+        match self.address_space.free(address.0) {
             Some(freed) => {
                 self.settle_contents(self.clocks.all_ready());
                 self.forget_contents(address, freed.bytes);

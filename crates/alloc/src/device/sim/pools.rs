@@ -1,26 +1,14 @@
 //! Stream-ordered pools: a simple model of the driver's own allocator.
 //!
-//! How the real one works is not documented; this model follows the documented rules. A pool takes
-//! memory in chunks of whole 32 MiB. A request is served from the smallest free piece that is large
-//! enough and that the stream may use:
-//!
-//! 1. what the same stream freed, and, with opportunistic reuse, what is no longer in use on the
-//!    device;
-//! 2. what another stream freed, where events are followed and the stream already waits for that
-//!    moment;
-//! 3. the same without such a wait, where the driver may make the stream wait (internal
-//!    dependencies);
-//! 4. a new chunk, in a multiple of the page size where there is no room for 32 MiB.
-//!
-//! Whether an event orders two streams follows from their clocks: a stream that cannot start before
-//! a moment is ordered after it. Adjacent chunks are one piece of memory. Free memory above the
-//! release threshold is given back when the host waits, whole chunks at a time, the highest first.
+//! [`OrderedPool`] has the rules of reuse; here are chunks, limits and the calls. Free memory above the release threshold is
+//! given back when the host waits, whole chunks at a time, the highest first.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use super::{SimDevice, address_space::RANGE_BYTES, contents::PhysicalRegion};
+use super::{SimDevice, contents::PhysicalRegion};
 use crate::device::{CallKind, DeviceError, PoolId, PoolSettings, PoolUsage, StreamOrderedPools};
 use oomph_base::{Address, Nanos, StreamId, round_up};
+use oomph_driver::{OrderedPool, PoolRules, RANGE_BYTES};
 
 /// Sizes are rounded up to this.
 const GRANULE: u64 = 512;
@@ -38,49 +26,27 @@ struct SimPool {
     settings: PoolSettings,
     maximum: u64,
     usage: PoolUsage,
-    /// Length by start.
-    chunks: BTreeMap<u64, u64>,
-    free: FreePieces,
+    memory: OrderedPool,
 }
 
 impl SimPool {
     fn new(maximum: u64) -> SimPool {
         let settings = PoolSettings::DRIVER_DEFAULT;
-        SimPool { settings, maximum, usage: PoolUsage::default(), chunks: BTreeMap::new(), free: FreePieces::default() }
+        SimPool { settings, maximum, usage: PoolUsage::default(), memory: OrderedPool::default() }
     }
 
-    /// A free piece that `stream` may use, and until when the stream must wait for it.
-    fn find(&mut self, bytes: u64, stream: StreamId, starts: Nanos, now: Nanos) -> Option<(FreePiece, Nanos)> {
-        if self.settings.allow_opportunistic {
-            self.free.settle(now);
+    fn rules(&self) -> PoolRules {
+        PoolRules {
+            follow_event_dependencies: self.settings.follow_event_dependencies,
+            allow_opportunistic: self.settings.allow_opportunistic,
+            allow_internal_dependencies: self.settings.allow_internal_dependencies,
         }
-        if let Some(piece) = self.free.best_for(bytes, stream) {
-            return Some((piece, Nanos::ZERO));
-        }
-        let others = self.free.best_of_others(bytes, starts);
-        if let Some(piece) = others.filter(|_| self.settings.follow_event_dependencies) {
-            return Some((piece, Nanos::ZERO));
-        }
-        let soonest = self.free.soonest_of_others(bytes).filter(|_| self.settings.allow_internal_dependencies)?;
-        Some((soonest, soonest.ready))
     }
+}
 
-    /// Takes `bytes` from the start of a free piece.
-    fn take(&mut self, piece: FreePiece, bytes: u64) -> u64 {
-        self.free.remove(piece.start);
-        if piece.bytes > bytes {
-            self.free.add(FreePiece { start: piece.start + bytes, bytes: piece.bytes - bytes, ..piece });
-        }
-        self.usage.used += bytes;
-        self.usage.used_high = self.usage.used_high.max(self.usage.used);
-        piece.start
-    }
-
-    /// The highest chunk in which nothing is in use at that moment.
-    fn idle_chunk(&self, moment: Nanos) -> Option<(u64, u64)> {
-        let idle = |&(&start, &bytes): &(&u64, &u64)| self.free.are_all(start, bytes, moment);
-        self.chunks.iter().rev().find(idle).map(|(&start, &bytes)| (start, bytes))
-    }
+/// A stream as the pool knows it.
+fn number(stream: StreamId) -> u64 {
+    u64::from(stream.0)
 }
 
 impl PoolSpace {
@@ -95,10 +61,7 @@ impl PoolSpace {
 
     /// How many bytes from an address on lie in one chunk of some pool, if it lies in any.
     pub(super) fn chunk_at(&self, address: u64) -> Option<u64> {
-        self.pools.iter().flatten().find_map(|pool| {
-            let (start, bytes) = pool.chunks.range(..=address).next_back()?;
-            (start + bytes).checked_sub(address).filter(|&left| left > 0)
-        })
+        self.pools.iter().flatten().find_map(|pool| pool.memory.chunk_at(address))
     }
 }
 
@@ -109,10 +72,8 @@ impl SimDevice {
         self.settle_contents(moment.min(self.clocks.all_ready().max(self.clocks.now())));
         let Ok(pool) = self.pools.get(pool) else { return };
         while pool.usage.reserved > keep_bytes
-            && let Some((start, bytes)) = pool.idle_chunk(moment)
+            && let Some((start, bytes)) = pool.memory.remove_idle_chunk(moment.0)
         {
-            pool.free.remove_all(start, bytes);
-            pool.chunks.remove(&start);
             pool.usage.reserved -= bytes;
             self.contents.forget(PhysicalRegion::Addressed, start, bytes);
             self.memory.held -= bytes;
@@ -144,10 +105,9 @@ impl SimDevice {
             self.virtual_space.give_back_range(start, chunk);
             return;
         }
-        target.chunks.insert(start, chunk);
+        target.memory.add_chunk(start, chunk);
         target.usage.reserved += chunk;
         target.usage.reserved_high = target.usage.reserved_high.max(target.usage.reserved);
-        target.free.add(FreePiece { start, bytes: chunk, freed_on: None, ready: Nanos::ZERO });
     }
 
     /// The address, `None` where memory has run out, or which rule is broken.
@@ -160,14 +120,18 @@ impl SimDevice {
         if size < bytes {
             return Ok(None);
         }
-        let mut found = self.pools.get(pool)?.find(size, stream, starts, now);
+        let target = self.pools.get(pool)?;
+        let mut found = target.memory.find(target.rules(), size, number(stream), starts.0, now.0);
         if found.is_none() {
             self.grow(pool, size);
-            found = self.pools.get(pool)?.free.best_for(size, stream).map(|piece| (piece, Nanos::ZERO));
+            found = self.pools.get(pool)?.memory.best_for(size, number(stream)).map(|piece| (piece, 0));
         }
         let Some((piece, until)) = found else { return Ok(None) };
-        self.clocks.hold_until(stream, until);
-        let address = Address(self.pools.get(pool)?.take(piece, size));
+        self.clocks.hold_until(stream, Nanos(until));
+        let target = self.pools.get(pool)?;
+        let address = Address(target.memory.take(piece, size));
+        target.usage.used += size;
+        target.usage.used_high = target.usage.used_high.max(target.usage.used);
         self.pools.live.insert(address, (pool, size));
         Ok(Some(address))
     }
@@ -180,7 +144,7 @@ impl SimDevice {
         self.pools.live.remove(&address);
         let pool = self.pools.get(pool)?;
         pool.usage.used -= bytes;
-        pool.free.add(FreePiece { start: address.0, bytes, freed_on: Some(stream), ready });
+        pool.memory.give_back(address.0, bytes, number(stream), ready.0);
         Ok(bytes)
     }
 }
@@ -235,129 +199,6 @@ impl StreamOrderedPools for SimDevice {
         let answer = self.return_to_pool(address, stream);
         let bytes = *answer.as_ref().unwrap_or(&0);
         self.conclude_checked(CallKind::MemFreeAsync, bytes, answer.map(|_| ()))
-    }
-}
-
-/// A free piece of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct FreePiece {
-    start: u64,
-    bytes: u64,
-    /// The stream that freed it; `None` once the free has happened on the device.
-    freed_on: Option<StreamId>,
-    /// When the free happens on the device.
-    ready: Nanos,
-}
-
-/// Free pieces. Neighbours of the same owner are one piece.
-#[derive(Clone, Debug, Default)]
-struct FreePieces {
-    by_start: BTreeMap<u64, FreePiece>,
-    /// (owner, size, start): the best fit for an owner is the next entry.
-    by_size: BTreeSet<(Option<StreamId>, u64, u64)>,
-    /// (moment, start) of the pieces that have an owner.
-    owned: BTreeSet<(Nanos, u64)>,
-}
-
-impl FreePieces {
-    /// Adds a piece and merges it with neighbours of the same owner; the whole is free when the
-    /// last part is.
-    fn add(&mut self, mut piece: FreePiece) {
-        let before = self.by_start.range(..piece.start).next_back().map(|(_, &before)| before);
-        if let Some(before) = before
-            && before.start + before.bytes == piece.start
-            && before.freed_on == piece.freed_on
-        {
-            self.remove(before.start);
-            piece = FreePiece { start: before.start, bytes: before.bytes + piece.bytes, ..piece };
-            piece.ready = piece.ready.max(before.ready);
-        }
-        if let Some(&after) = self.by_start.get(&(piece.start + piece.bytes))
-            && after.freed_on == piece.freed_on
-        {
-            self.remove(after.start);
-            piece.bytes += after.bytes;
-            piece.ready = piece.ready.max(after.ready);
-        }
-        self.by_start.insert(piece.start, piece);
-        self.by_size.insert((piece.freed_on, piece.bytes, piece.start));
-        if piece.freed_on.is_some() {
-            self.owned.insert((piece.ready, piece.start));
-        }
-    }
-
-    /// Removes the piece at an address.
-    fn remove(&mut self, start: u64) {
-        if let Some(piece) = self.by_start.remove(&start) {
-            self.by_size.remove(&(piece.freed_on, piece.bytes, start));
-            self.owned.remove(&(piece.ready, start));
-        }
-    }
-
-    /// Pieces whose free has happened on the device lose their owner.
-    fn settle(&mut self, now: Nanos) {
-        while let Some(&(ready, start)) = self.owned.first()
-            && ready <= now
-            && let Some(&piece) = self.by_start.get(&start)
-        {
-            self.remove(start);
-            self.add(FreePiece { freed_on: None, ..piece });
-        }
-    }
-
-    /// The smallest piece that is large enough, among those of the stream and those without an
-    /// owner.
-    fn best_for(&self, bytes: u64, stream: StreamId) -> Option<FreePiece> {
-        let best = |owner| self.by_size.range((owner, bytes, 0)..).next().filter(|&&(of, ..)| of == owner);
-        let own = best(Some(stream));
-        let unowned = best(None);
-        let (_, _, start) = [own, unowned].into_iter().flatten().min_by_key(|&&(_, size, _)| size)?;
-        self.by_start.get(start).copied()
-    }
-
-    /// The smallest piece that is large enough and free on the device by `moment`, from any stream.
-    fn best_of_others(&self, bytes: u64, moment: Nanos) -> Option<FreePiece> {
-        self.large_enough(bytes).take_while(|piece| piece.ready <= moment).min_by_key(|piece| piece.bytes)
-    }
-
-    /// The piece that is large enough and free on the device first.
-    fn soonest_of_others(&self, bytes: u64) -> Option<FreePiece> {
-        self.large_enough(bytes).next()
-    }
-
-    /// Whether all of a range is free on the device by `moment`.
-    fn are_all(&self, start: u64, bytes: u64, moment: Nanos) -> bool {
-        let mut at = start;
-        while at < start + bytes {
-            let Some((_, piece)) = self.by_start.range(..=at).next_back() else { return false };
-            if piece.start + piece.bytes <= at || piece.ready > moment {
-                return false;
-            }
-            at = piece.start + piece.bytes;
-        }
-        true
-    }
-
-    /// Removes a range that is free throughout; what lies beyond it on either side stays.
-    fn remove_all(&mut self, start: u64, bytes: u64) {
-        let end = start + bytes;
-        while let Some((_, &piece)) = self.by_start.range(..end).next_back()
-            && piece.start + piece.bytes > start
-        {
-            self.remove(piece.start);
-            if piece.start + piece.bytes > end {
-                self.add(FreePiece { start: end, bytes: piece.start + piece.bytes - end, ..piece });
-            }
-            if piece.start < start {
-                self.add(FreePiece { bytes: start - piece.start, ..piece });
-            }
-        }
-    }
-
-    /// Owned pieces of at least that size, the soonest free first.
-    fn large_enough(&self, bytes: u64) -> impl Iterator<Item = FreePiece> + '_ {
-        let pieces = self.owned.iter().filter_map(|(_, start)| self.by_start.get(start).copied());
-        pieces.filter(move |piece| piece.bytes >= bytes)
     }
 }
 
@@ -495,45 +336,5 @@ mod tests {
         ] {
             assert!(matches!(answer, Err(DeviceError::InvalidValue { .. })), "{answer:?}");
         }
-    }
-
-    fn piece(start: u64, bytes: u64, freed_on: Option<u16>, ready: u64) -> FreePiece {
-        FreePiece { start, bytes, freed_on: freed_on.map(StreamId), ready: Nanos(ready) }
-    }
-
-    #[test]
-    fn neighbours_of_one_owner_are_merged() {
-        let mut pieces = FreePieces::default();
-        pieces.add(piece(0, 10, Some(1), 5));
-        pieces.add(piece(20, 10, Some(1), 9));
-        pieces.add(piece(30, 10, Some(2), 1));
-        pieces.add(piece(10, 10, Some(1), 2));
-        assert_eq!(pieces.best_for(30, StreamId(1)), Some(piece(0, 30, Some(1), 9)));
-        assert_eq!(pieces.best_for(31, StreamId(1)), None);
-        pieces.settle(Nanos(9));
-        assert_eq!(pieces.best_for(40, StreamId(7)), Some(piece(0, 40, None, 9)));
-    }
-
-    #[test]
-    fn the_smallest_fit_wins() {
-        let mut pieces = FreePieces::default();
-        pieces.add(piece(0, 50, Some(1), 5));
-        pieces.add(piece(100, 20, None, 0));
-        pieces.add(piece(200, 30, Some(2), 9));
-        assert_eq!(pieces.best_for(20, StreamId(1)).unwrap().start, 100);
-        assert_eq!(pieces.best_for(21, StreamId(1)).unwrap().start, 0);
-        assert_eq!(pieces.best_of_others(25, Nanos(9)).unwrap().start, 200);
-        assert_eq!(pieces.best_of_others(25, Nanos(5)).unwrap().start, 0);
-        assert_eq!(pieces.soonest_of_others(25).unwrap().start, 0);
-    }
-
-    #[test]
-    fn a_range_is_removed_from_larger_pieces() {
-        let mut pieces = FreePieces::default();
-        pieces.add(piece(0, 100, None, 0));
-        assert!(pieces.are_all(20, 50, Nanos(0)) && !pieces.are_all(60, 50, Nanos(0)));
-        pieces.remove_all(20, 50);
-        assert_eq!(pieces.best_for(1, StreamId(0)), Some(piece(0, 20, None, 0)));
-        assert_eq!(pieces.best_for(21, StreamId(0)), Some(piece(70, 30, None, 0)));
     }
 }

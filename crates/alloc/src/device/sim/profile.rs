@@ -11,11 +11,11 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    address_space::{RANGE_BYTES, SHARE_BYTES},
     costs::{Cost, CostTable},
     work_times::{Rates, WorkTable, WorkTime},
 };
 use oomph_base::{Bytes, TypedSizeError, did_you_mean, nearest, parse_toml, read_text_file};
+use oomph_driver::{RANGE_BYTES, SHARE_BYTES};
 
 /// Everything that makes one GPU differ from another.
 #[derive(Clone, Debug, PartialEq)]

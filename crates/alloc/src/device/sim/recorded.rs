@@ -9,16 +9,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::{
-    address_space::{CONTEXT_FREE_BYTES, END, LOWEST, RANGE_BYTES},
-    placement::{ExtentPlace, FilledExtents, FreeRanges},
-};
 use oomph_base::PlacementCall;
+use oomph_driver::{CONTEXT_FREE_BYTES, END, ExtentPlace, FilledExtents, FreeRanges, LOWEST, RANGE_BYTES};
 
 /// How a driver chooses addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PlacementRule {
-    /// In ranges of 32 MiB, as [`address_space`](super::address_space) describes.
+    /// In ranges of 32 MiB, as [`oomph_driver::RangePlaces`] describes.
     Ranges,
     /// One behind the other; if it reuses addresses, at the lowest place that was given back.
     Upwards { reuses: bool },

@@ -1,16 +1,13 @@
 //! Virtual memory of the simulated device: where ranges are reserved, and the calls over
 //! [`MappingTable`].
 //!
-//! Reserved ranges start at the address that the real driver gives first, and each follows the one
-//! before it in steps of 32 MiB. Addresses that were given back are used again, the lowest fitting
-//! place first.
+//! Addresses follow [`ReservedSpace`].
 
-use super::{SimDevice, address_space::RANGE_BYTES, contents::PhysicalRegion, placement::FreeRanges};
+use super::{SimDevice, contents::PhysicalRegion};
 use crate::device::{CallKind, DeviceError, PhysicalId, VirtualMemory, mapping::MappingTable};
 use oomph_base::{Address, GIB};
+use oomph_driver::ReservedSpace;
 
-/// The first reserved range starts here.
-const FIRST: u64 = 0x3_0200_0000;
 /// Reserved ranges end here.
 const END: u64 = 64 * 1024 * GIB;
 
@@ -18,15 +15,13 @@ const END: u64 = 64 * 1024 * GIB;
 #[derive(Clone, Debug)]
 pub(super) struct SimVirtualSpace {
     granularity: u64,
-    /// In units of [`RANGE_BYTES`].
-    unused: FreeRanges,
+    addresses: ReservedSpace,
     pub(super) table: MappingTable<()>,
 }
 
 impl SimVirtualSpace {
     pub(super) fn new(granularity: u64) -> SimVirtualSpace {
-        let unused = FreeRanges::new(FIRST / RANGE_BYTES, (END - FIRST) / RANGE_BYTES);
-        SimVirtualSpace { granularity, unused, table: MappingTable::default() }
+        SimVirtualSpace { granularity, addresses: ReservedSpace::new(END), table: MappingTable::default() }
     }
 
     /// Checks that a length is not zero, and that it and the address are multiples of the
@@ -63,12 +58,12 @@ impl SimVirtualSpace {
     /// Takes addresses for memory that is not mapped piece by piece: pools lie among the reserved
     /// ranges.
     pub(super) fn take_range(&mut self, bytes: u64) -> Option<u64> {
-        self.unused.take_lowest(bytes.div_ceil(RANGE_BYTES)).map(|range| range * RANGE_BYTES)
+        self.addresses.take(bytes)
     }
 
     /// Gives back what [`take_range`](SimVirtualSpace::take_range) took.
     pub(super) fn give_back_range(&mut self, start: u64, bytes: u64) {
-        self.unused.give_back(start / RANGE_BYTES, bytes.div_ceil(RANGE_BYTES));
+        self.addresses.give_back(start, bytes);
     }
 
     /// The size of the memory whose handle was released.
