@@ -57,7 +57,7 @@ UNDECLARED = {
     "cufile": ["cuFileHandleRegister h0 p1 /2"],
 }
 BY_VALUE = {"cuComplex": [], "cuFloatComplex": [], "cuDoubleComplex": [], "float": [], "double": []}   # in floating-point registers
-NOT_WRITTEN = re.compile(r"^(n|inembed|onembed|dims?A?|strides?A?|kernelParams|extra|args|params|optionValues|options|values|hostPtrs?|.*[aA]rray|.*Params|devPtrs?|ptrs|data|descs?|sizes|srcs?|dsts?|idata|odata|input|output)$")
+NOT_WRITTEN = re.compile(r"^(n|config|commIds?|attributes|nodes|inembed|onembed|dims?A?|strides?A?|kernelParams|extra|args|params|optionValues|options|values|hostPtrs?|.*[aA]rray|.*Params|devPtrs?|ptrs|data|descs?|sizes|srcs?|dsts?|idata|odata|input|output)$")
 DATA = re.compile(r"^(float|double|void|char|cuComplex|cuDoubleComplex|__half|__nv_bfloat16|half|cufft\w+|.*_t\b)$")
 OUT_FUNCTION = re.compile(r"Get|get|Query|query|[sS]ize|Count|count|Version|version|Create|create|Is[A-Z]|Can[A-Z]|Find|Heuristic|Info|Init|Alloc|Open|Plan|plan|Register|_n_pes|Export|Import|Elapsed|Occupancy|Range|Estimate")
 OUT_NAME = re.compile(r"[lL]work|info|[vV]ersion|[cC]ount|num|[sS]ize|[bB]ytes|result|position|nnz|isNull|Ret$|_out$|Out$|^p[A-Z]|priority|status|flags?$|device|major|minor")

@@ -54,12 +54,12 @@ fn lines() -> &'static HashMap<&'static str, FunctionLine> {
 /// The code for a name: its own function, or the generic entry with a record of what it writes.
 pub fn resolve(soname: &str, name: &str) -> (Code, *const Record) {
     let major = major_of(soname);
-    let renamed = RENAMED.iter().find(|rule| soname.starts_with(rule.0) && rule.1 == major && rule.2 == name);
-    let name = renamed.map_or(name, |rule| rule.3);
     // Per-thread default streams: the same behaviour, since the default stream is not special here.
     let stem = name.strip_suffix("_ptsz").or_else(|| name.strip_suffix("_ptds")).unwrap_or(name);
     // NCCL's profiling names.
     let stem = if stem.starts_with("pnccl") { &stem[1..] } else { stem };
+    let renamed = RENAMED.iter().find(|rule| soname.starts_with(rule.0) && rule.1 == major && rule.2 == stem);
+    let (name, stem) = renamed.map_or((name, stem), |rule| (rule.3, rule.3));
     if let Some(code) = behaviours().get(name).or_else(|| behaviours().get(stem)) {
         return (*code, std::ptr::null());
     }

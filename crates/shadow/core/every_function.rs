@@ -58,7 +58,9 @@ fn unwritten(soname: &str, line: &FunctionLine) -> Vec<FunctionArgument> {
     }
     call(soname, line.name, &words);
     let is_unwritten = |argument: &FunctionArgument| {
-        written(*argument).is_some_and(|(at, bytes)| buffers[usize::from(at)][..bytes].contains(&POISON))
+        // By words: a value may contain the byte by chance.
+        let is_poisoned = |word: &[u8]| word.iter().all(|&byte| byte == POISON);
+        written(*argument).is_some_and(|(at, bytes)| buffers[usize::from(at)][..bytes].chunks(8).any(is_poisoned))
     };
     line.arguments().filter(is_unwritten).collect()
 }

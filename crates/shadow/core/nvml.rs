@@ -1,7 +1,7 @@
 //! NVML: the device as `nvidia-smi` and `pynvml` see it.
 
 use crate::{
-    arguments::{In, Out, Text, copy_text},
+    arguments::{Out, Text, copy_text},
     card::card,
     state,
 };
@@ -47,9 +47,9 @@ cuda_functions! {
     fn nvmlDeviceGetMemoryInfo(device: u64, info: Out<[u64; 3]>) -> i32 { info.set(memory(device)); SUCCESS }
     // nvmlMemory_v2_t: version, total, reserved, free, used.
     fn nvmlDeviceGetMemoryInfo_v2(device: u64, info: Out<[u64; 5]>) -> i32 {
-        let version = In(info.0.cast_const().cast::<u64>()).get().unwrap_or(0);
+        // The version of the structure: its size, and 2 in the highest byte.
         let [total, free, used] = memory(device);
-        info.set([version, total, 0, free, used]);
+        info.set([0x0200_0028, total, 0, free, used]);
         SUCCESS
     }
     fn nvmlDeviceGetCudaComputeCapability(_device: u64, major: Out<i32>, minor: Out<i32>) -> i32 { major.set(card().major); minor.set(card().minor); SUCCESS }
