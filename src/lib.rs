@@ -14,6 +14,7 @@
 //! - [`device`]: the raw memory of one GPU, simulated or real, and wrappers over any device.
 //! - [`strategy`]: allocation policies over a device, their registry and wrappers.
 //! - [`plugin`]: PyTorch's pluggable-allocator interface: any allocator's `.so` as a strategy.
+//! - [`rehearse`]: runs a program of PyTorch on a GPU that computes nothing, and records it.
 //! - [`replay`]: drives a trace through a strategy on a device.
 //! - [`measure`]: observers of a replay and the record of a case.
 //! - [`answer`]: how much memory suffices, does it leak, what saves memory, what changed.
@@ -31,6 +32,7 @@ pub use oomph_trace::{self as trace, plan};
 pub mod answer;
 pub mod cli;
 pub mod measure;
+pub mod rehearse;
 pub mod replay;
 pub mod report;
 pub mod stress;
