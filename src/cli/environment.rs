@@ -56,6 +56,12 @@ pub fn unused_path(folder: &Path, name: &str, ending: &str) -> PathBuf {
     if first.exists() { numbered.find(|path| !path.exists()).unwrap_or(first) } else { first }
 }
 
+/// The user's folder for files that can be made again: `XDG_CACHE_HOME`, or `.cache` in the home folder.
+pub fn cache_folder() -> Option<PathBuf> {
+    let named = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    named("XDG_CACHE_HOME").or_else(|| named("HOME").map(|home| home.join(".cache")))
+}
+
 /// The words after the program's name. Names that are not UTF-8 are shown with replacements.
 pub fn arguments() -> impl Iterator<Item = String> {
     env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned())

@@ -39,6 +39,8 @@ pub const MEMORY_GROWS: u8 = 105;
 pub const STRESS_FAILED: u8 = 106;
 /// `report`, `compare`: rows are missing, or the shards do not form one complete run.
 pub const NOT_WHOLE: u8 = 107;
+/// `rehearse`: the program does not fit on at least one of the cards.
+pub const DOES_NOT_FIT: u8 = 108;
 /// `advise`, `leaks`: the recording does not contain enough to tell.
 pub const CANNOT_TELL: u8 = 109;
 /// Ctrl-C, SIGTERM or SIGHUP: finished cases are in the results, and no unfinished file remains.
@@ -58,6 +60,7 @@ Exit codes:
   105  leaks: memory grows
   106  stress: a strategy failed
   107  report, compare: rows are missing; report: the shards do not form one complete run
+  108  rehearse: the program does not fit on at least one card
   109  advise, leaks: the recording does not contain enough to tell
   130  interrupted (Ctrl-C, SIGTERM, SIGHUP); finished cases are kept";
 

@@ -24,6 +24,7 @@ mod output;
 mod progress;
 mod ranks;
 mod record;
+mod rehearse;
 mod replay;
 mod replay_releases;
 mod report;
@@ -72,6 +73,8 @@ const PLUGIN_HOST: &str = "plugin-host";
 /// In the order of `--help`; [`help::GROUPS`] has the headings.
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Run your own training program without a GPU, and learn whether it fits on a card, to the byte.
+    Rehearse(rehearse::Args),
     /// Print the Python lines that make PyTorch write a memory snapshot.
     Record(record::Args),
     /// Recommend allocator settings: what they save, how sure that is, or why no setting helps.
@@ -166,6 +169,7 @@ fn run_command() -> ExitCode {
         });
     };
     exit_code(match command {
+        Command::Rehearse(args) => rehearse::run(&args),
         Command::Record(args) => record::run(&args),
         Command::Advise(args) => advise::run(args),
         Command::Leaks(args) => leaks::run(args),
@@ -213,6 +217,6 @@ mod tests {
         let visible: Vec<&str> =
             command.get_subcommands().filter(|under| !under.is_hide_set()).map(clap::Command::get_name).collect();
         assert_eq!(grouped, visible, "groups and declarations have the same order");
-        assert_eq!(grouped[..4], ["record", "advise", "leaks", "inspect"]);
+        assert_eq!(grouped[..4], ["rehearse", "record", "advise", "leaks"]);
     }
 }

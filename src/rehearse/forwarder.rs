@@ -18,7 +18,7 @@ use object::{
     elf::{self, gnu_hash},
     write::{
         StringId,
-        elf::{FileHeader, ProgramHeader, Rel, SectionHeader, SectionIndex, Sym, SymbolIndex, Verdef, Writer},
+        elf::{FileHeader, ProgramHeader, Rel, SectionHeader, SectionIndex, Sym, Verdef, Writer},
     },
 };
 
@@ -152,13 +152,16 @@ struct ForwarderLayout {
 struct LayoutStrings {
     soname: StringId,
     core: StringId,
+    beside: StringId,
     bind: StringId,
     functions: Vec<StringId>,
     versions: Vec<StringId>,
 }
 
 /// `DT_*` entries, the last one included.
-const DYNAMIC_ENTRIES: usize = 16;
+const DYNAMIC_ENTRIES: usize = 17;
+/// Programs that find a forwarder by themselves, such as a launcher that Triton links, find the core beside it.
+const BESIDE: &str = "$ORIGIN";
 
 impl ForwarderLayout {
     fn reserve<'a>(writer: &mut Writer<'a>, plan: &'a ForwarderPlan) -> ForwarderLayout {
@@ -174,11 +177,14 @@ impl ForwarderLayout {
         writer.reserve_dynamic_section_index();
         writer.reserve_shstrtab_section_index();
         writer.reserve_null_dynamic_symbol_index();
-        let _: SymbolIndex = writer.reserve_dynamic_symbol_index();
-        plan.functions.iter().for_each(|_| drop(writer.reserve_dynamic_symbol_index()));
+        // The function of the core comes first: symbols that are not in the hash table lie before those that are.
+        for _ in 0..=count {
+            writer.reserve_dynamic_symbol_index();
+        }
         let ids = LayoutStrings {
             soname: writer.add_dynamic_string(plan.soname.as_bytes()),
             core: writer.add_dynamic_string(CORE_SONAME.as_bytes()),
+            beside: writer.add_dynamic_string(BESIDE.as_bytes()),
             bind: writer.add_dynamic_string(BIND.as_bytes()),
             functions: plan.functions.iter().map(|one| writer.add_dynamic_string(one.name.as_bytes())).collect(),
             versions: plan.versions.iter().map(|version| writer.add_dynamic_string(version.as_bytes())).collect(),
@@ -322,6 +328,7 @@ impl ForwarderLayout {
         writer.write_align_dynamic();
         writer.write_dynamic_string(elf::DT_NEEDED, self.ids.core);
         writer.write_dynamic_string(elf::DT_SONAME, self.ids.soname);
+        writer.write_dynamic_string(elf::DT_RUNPATH, self.ids.beside);
         let entries = [
             (elf::DT_INIT, self.text),
             (elf::DT_GNU_HASH, self.hash),

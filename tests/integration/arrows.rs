@@ -14,7 +14,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("suite", &["measure", "replay"]),
     ("answer", &["suite", "measure", "replay"]),
     ("stress", &["measure", "replay"]),
-    ("report", &["answer", "stress", "measure", "replay"]),
+    ("report", &["answer", "rehearse", "stress", "measure", "replay"]),
     ("cli", &["answer", "rehearse", "report", "suite", "stress", "measure", "replay"]),
 ];
 

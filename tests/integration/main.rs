@@ -35,6 +35,7 @@ mod ranks;
 mod record;
 mod recorded;
 mod recordings;
+mod rehearse;
 mod releases;
 mod replay_releases;
 mod report;

@@ -3,11 +3,11 @@
 use std::{fmt, str::FromStr};
 
 use super::{
-    DeviceSpec,
+    CardFacts, DeviceSpec,
     sim::{Profile, SimConfig, SimConfigError},
 };
 
-/// A card: a size such as `24GiB`, or the name or file of a profile. See [`SimConfig::of_card`].
+/// A card: a size such as `24GiB`, a name, or the file of a profile. See [`SimConfig::of_card`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Card {
     text: String,
@@ -19,6 +19,18 @@ impl Card {
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         self.config.total_bytes()
+    }
+
+    /// What is known about a card that was named.
+    #[must_use]
+    pub fn facts(&self) -> Option<&'static CardFacts> {
+        CardFacts::named(&self.text)
+    }
+
+    /// What the context takes before the first allocation.
+    #[must_use]
+    pub fn context_bytes(&self) -> u64 {
+        self.config.profile.context_bytes
     }
 
     /// A simulated device with the properties of the card and enough memory to search for what would fit: at least

@@ -13,6 +13,7 @@ mod calibrate;
 mod call;
 mod capability;
 mod card;
+mod card_table;
 pub mod cuda;
 mod mapping;
 mod pattern;
@@ -27,6 +28,7 @@ pub use capability::{
     StreamOrderedPools, VirtualMemory,
 };
 pub use card::Card;
+pub use card_table::CardFacts;
 pub use pattern::{Damage, LONGEST_PATTERN_BYTES, PatternPlace, Patterned, Verified, WORD_BYTES};
 pub use spec::{DeviceFleet, DeviceSpec, DeviceSpecError};
 

@@ -14,6 +14,7 @@ use super::{
     costs::{Cost, CostTable},
     work_times::{Rates, WorkTable, WorkTime},
 };
+use super::super::CardFacts;
 use oomph_base::{Bytes, TypedSizeError, did_you_mean, nearest, parse_toml, read_text_file};
 use oomph_driver::{RANGE_BYTES, SHARE_BYTES};
 
@@ -43,9 +44,6 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// The names of all profiles.
-    pub const NAMES: &'static [&'static str] = &["h200"];
-
     /// An NVIDIA H200 with driver CUDA 13.0, from `h200.toml`. The real one refuses an allocation
     /// of the last 4 MiB; this one does not.
     #[must_use]
@@ -83,7 +81,8 @@ impl SimConfig {
         self.capacity_bytes.unwrap_or(self.profile.total_bytes)
     }
 
-    /// The GPU that a card is: a size, which keeps the properties of the H200; or the name or file of a profile.
+    /// The GPU that a card is: a size, or the name of a card, which has that card's memory and the times of the H200; or
+    /// the file of a profile.
     ///
     /// ```
     /// use oomph_alloc::device::sim::SimConfig;
@@ -97,10 +96,14 @@ impl SimConfig {
             None if text.starts_with(|c: char| c.is_ascii_digit() || c == '-') => {
                 SimConfig { capacity_bytes: Some(Bytes::typed(text)?.0), ..SimConfig::default() }
             }
-            None => {
-                let nearest = nearest(&text.to_ascii_lowercase(), Profile::NAMES.iter().copied());
-                return Err(SimConfigError::UnknownCard { name: text.to_owned(), nearest });
-            }
+            None => match CardFacts::named(text) {
+                Some(card) => SimConfig { capacity_bytes: Some(card.total_bytes()), ..SimConfig::default() },
+                None => {
+                    let names = CardFacts::all().iter().map(|card| card.name.as_str());
+                    let nearest = nearest(&text.to_ascii_lowercase(), names);
+                    return Err(SimConfigError::UnknownCard { name: text.to_owned(), nearest });
+                }
+            },
         };
         config.check()?;
         Ok(config)
@@ -167,7 +170,7 @@ pub enum SimConfigError {
     /// The card is neither a size nor a profile.
     #[error(
         "unknown card '{name}': write a size such as 24GiB, a name ({}) or the file of a profile{}",
-        Profile::NAMES.join(", "), did_you_mean(.nearest.as_deref())
+        card_names(), did_you_mean(.nearest.as_deref())
     )]
     UnknownCard {
         /// What was typed.
@@ -183,6 +186,11 @@ pub enum SimConfigError {
         /// Why.
         reason: String,
     },
+}
+
+/// The names of all cards, for a message.
+fn card_names() -> String {
+    CardFacts::all().iter().map(|card| card.name.as_str()).collect::<Vec<_>>().join(", ")
 }
 
 impl FromStr for SimConfig {
@@ -318,10 +326,10 @@ mod tests {
         assert!(refusal("sim:100MiB").contains("of 100 MiB is too small"));
         assert!(refusal("sim:-5").contains("not an amount of memory"));
         assert!(refusal("sim:5parsecs").contains("not an amount of memory"));
-        assert_eq!(
-            refusal("sim:h20"),
-            "unknown card 'h20': write a size such as 24GiB, a name (h200) or the file of a profile; did you mean 'h200'?"
-        );
+        let message = refusal("sim:h20");
+        assert!(message.starts_with("unknown card 'h20': write a size such as 24GiB, a name (h200, b200, "), "{message}");
+        assert!(message.ends_with(") or the file of a profile; did you mean 'h200'?"), "{message}");
+        assert!(refusal("sim:rtx409").contains("did you mean 'rtx4090'?"));
         assert!(refusal("sim:").contains("unknown card ''"));
         assert_eq!(refusal("sim:24"), "24 means 24 bytes; did you mean 24GiB? (write 24B for bytes)");
         assert!(refusal("cuda:0").contains("not a simulated device"));

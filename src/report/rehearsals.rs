@@ -1,0 +1,332 @@
+//! The answer of a rehearsal: whether the program fits, its peaks, what holds memory, what is not known.
+
+use std::fmt::Write as _;
+
+use super::{
+    Medium, Render, ReportError,
+    render::{TextTable, counted, maybe_bytes},
+};
+use crate::{
+    answer::holders::RequesterUsage,
+    base::{Bytes, FileText},
+    rehearse::{
+        facts::ReadFacts,
+        record::{RehearsalRecord, RehearsalVerdict},
+    },
+};
+
+/// How many lines of a list are shown.
+const SHOWN: usize = 5;
+
+/// All runs that a question needed.
+#[derive(Clone, Debug, Default)]
+pub struct RehearsalReport {
+    /// One for each variant and card.
+    pub records: Vec<RehearsalRecord>,
+    /// Where the recordings are, if there are several.
+    pub folder: String,
+    /// The name of `--largest`.
+    pub searched: Option<String>,
+    /// What held memory at the peak of the record that is explained: see [`RehearsalReport::explained`].
+    pub holders: Vec<RequesterUsage>,
+}
+
+impl RehearsalReport {
+    /// The record whose details are shown: the first that does not fit, otherwise the first.
+    #[must_use]
+    pub fn explained(&self) -> Option<&RehearsalRecord> {
+        let is_bad = |record: &&RehearsalRecord| record.verdict != RehearsalVerdict::Fits;
+        self.records.iter().find(is_bad).or(self.records.first())
+    }
+}
+
+impl Render for RehearsalReport {
+    type Row = RehearsalRecord;
+
+    fn rows(&self) -> &[RehearsalRecord] {
+        &self.records
+    }
+
+    fn csv(&self) -> Result<String, ReportError> {
+        Err(ReportError::NoCsv)
+    }
+
+    fn text(&self, medium: Medium) -> String {
+        let Some(explained) = self.explained() else { return String::new() };
+        let mut text = match &*self.records {
+            [record] => format!("{}\n{}\n{}\n", headline(record, self.searched.as_deref()), peaks(record), files(record)),
+            records => several(self, records, medium),
+        };
+        if self.records.len() > 1 && explained.verdict != RehearsalVerdict::Fits {
+            let _ = writeln!(text, "{}", headline(explained, self.searched.as_deref()));
+        }
+        text.push_str(&details(explained, &self.holders));
+        text
+    }
+}
+
+/// Whether it fits on one card.
+fn headline(record: &RehearsalRecord, searched: Option<&str>) -> String {
+    let mut place = format!("{} ({})", record.card, Bytes(record.total_bytes));
+    if let Some(limit) = record.limit_bytes {
+        let _ = write!(place, " under a limit of {}", Bytes(limit));
+    }
+    let with = match (searched, record.value) {
+        (Some(name), Some(value)) => format!(" with {name}={value}"),
+        _ => String::new(),
+    };
+    let failure = record.failure.as_deref().unwrap_or("ended");
+    match (record.verdict, &record.oom) {
+        (RehearsalVerdict::Fits, _) => {
+            let left = record.left_bytes().map_or_else(String::new, |left| format!(": {} are left at the peak", Bytes(left)));
+            let largest = if with.is_empty() { String::new() } else { format!("{with}, the largest value that fits,") };
+            format!("fits{largest} on {place}{left}")
+        }
+        (RehearsalVerdict::DoesNotFit, Some(oom)) => format!(
+            "does not fit{with} on {place}: out of memory in step {}, with {} allocated and {} reserved, at a request for {}",
+            oom.step,
+            Bytes(oom.allocated),
+            Bytes(oom.reserved),
+            Bytes(oom.request)
+        ),
+        (RehearsalVerdict::DoesNotFit, None) => format!("does not fit{with} on {place}"),
+        (RehearsalVerdict::Failed, _) => format!("not known{with} for {place}: the program {failure}"),
+        (RehearsalVerdict::TimedOut | RehearsalVerdict::Interrupted, _) => {
+            format!("not known{with} for {place}: the program {failure}; the figures are those up to that moment")
+        }
+    }
+}
+
+fn peaks(record: &RehearsalRecord) -> String {
+    let (Some(allocated), Some(reserved)) = (record.peak_allocated_bytes, record.peak_reserved_bytes) else {
+        return line("peak", "nothing was recorded");
+    };
+    let mut text = format!("{} allocated, {} reserved", Bytes(allocated), Bytes(reserved));
+    if let Some(card) = record.peak_card_bytes {
+        let _ = write!(text, ", {} of the card with its context", Bytes(card));
+    }
+    if record.processes > 1 {
+        let _ = write!(text, " by the rank that reserved most of {}", record.processes);
+    }
+    if record.retries > 0 {
+        let _ = write!(text, ", {}", counted(record.retries as usize, "retry", "retries"));
+    }
+    let steps = counted(record.steps as usize, "step", "steps");
+    let _ = write!(text, "; {steps} in {:.1} s", record.wall_seconds);
+    if record.steps > record.settled_after && record.settled_after > 0 {
+        let _ = write!(text, ", the peaks did not rise after step {}", record.settled_after);
+    } else if record.stopped && record.steps > 1 {
+        text.push_str(", the peaks rose in the last one: more steps may need more");
+    }
+    line("peak", &text)
+}
+
+fn files(record: &RehearsalRecord) -> String {
+    let Some(first) = record.recordings.first() else { return line("recording", "none was written") };
+    let source = match record.recordings.len() {
+        1 => first.clone(),
+        _ => first.rsplit_once('/').map_or(".", |(folder, _)| folder).to_owned(),
+    };
+    let limit = record.limit_bytes.map(|limit| format!(" --limit {limit}B"));
+    let card = limit.unwrap_or_else(|| format!(" --card {}", record.card));
+    line("recording", &format!("{source}; next: oomph advise {source}{card}"))
+}
+
+fn line(label: &str, value: &str) -> String {
+    format!("{label:<12} {value}")
+}
+
+/// Several cards or variants: one line in words, then a table.
+fn several(report: &RehearsalReport, records: &[RehearsalRecord], medium: Medium) -> String {
+    let fitting: Vec<&RehearsalRecord> = records.iter().filter(|one| one.verdict == RehearsalVerdict::Fits).collect();
+    let name = |record: &RehearsalRecord| match record.variant.as_deref().filter(|words| !words.is_empty()) {
+        Some(variant) => format!("{} with {variant}", record.card),
+        None => record.card.clone(),
+    };
+    let names = if fitting.is_empty() || fitting.len() == records.len() {
+        String::new()
+    } else {
+        format!(": {}", fitting.iter().map(|record| name(record)).collect::<Vec<_>>().join(", "))
+    };
+    let mut text = format!("fits in {} of {} cases{names}\n", fitting.len(), records.len());
+    let most = fitting.iter().filter_map(|record| Some((record.peak_reserved_bytes?, record.peak_allocated_bytes?))).max();
+    let peak = most.map_or_else(
+        || "nothing fits".to_owned(),
+        |(reserved, allocated)| format!("at most {} allocated, {} reserved where it fits", Bytes(allocated), Bytes(reserved)),
+    );
+    let _ = writeln!(text, "{}", line("peak", &peak));
+    let next = records.iter().find_map(|record| Some(format!("oomph advise {} --card {}", record.recordings.first()?, record.card)));
+    let next = next.map_or_else(String::new, |next| format!("; next: {next}"));
+    let _ = writeln!(text, "{}\n", line("recordings", &format!("{}{next}", report.folder)));
+    text + &table(report, records, medium)
+}
+
+fn table(report: &RehearsalReport, records: &[RehearsalRecord], medium: Medium) -> String {
+    let searched = report.searched.as_ref().map(|name| format!("largest\n{name}"));
+    let with_variants = records.iter().any(|record| record.variant.is_some());
+    let mut headings = if with_variants { vec!["variant"] } else { Vec::new() };
+    headings.extend(["card", "memory", "verdict"]);
+    headings.extend(searched.as_deref());
+    headings.extend(["peak\nallocated", "peak\nreserved", "left", "steps"]);
+    let first_number = if with_variants { 4 } else { 3 };
+    let mut table = TextTable::new(&headings, medium).with_numbers(first_number..);
+    for record in records {
+        let mut cells = Vec::new();
+        if with_variants {
+            let variant = record.variant.as_deref().unwrap_or_default();
+            cells.push(if variant.is_empty() { "as it is".to_owned() } else { variant.to_owned() });
+        }
+        let verdict = match record.verdict {
+            RehearsalVerdict::Fits => "fits".to_owned(),
+            RehearsalVerdict::DoesNotFit => match &record.oom {
+                Some(oom) => format!("out of memory in step {}", oom.step),
+                None => "does not fit".to_owned(),
+            },
+            _ => record.failure.clone().unwrap_or_else(|| "failed".to_owned()),
+        };
+        let fits = record.verdict == RehearsalVerdict::Fits;
+        cells.extend([record.card.clone(), Bytes(record.total_bytes).to_string(), verdict]);
+        if searched.is_some() {
+            let value = record.value.filter(|_| fits);
+            cells.push(value.map_or_else(|| "none".to_owned(), |value| value.to_string()));
+        }
+        cells.extend([
+            maybe_bytes(record.peak_allocated_bytes),
+            maybe_bytes(record.peak_reserved_bytes),
+            maybe_bytes(record.left_bytes().filter(|_| fits)),
+            record.steps.to_string(),
+        ]);
+        table.row(cells);
+    }
+    table.finish("", [])
+}
+
+/// Where it runs out, what holds memory, what is not known.
+fn details(record: &RehearsalRecord, holders: &[RequesterUsage]) -> String {
+    let mut text = String::new();
+    if let Some(oom) = &record.oom {
+        let place = oom.r#where.as_ref().map_or_else(|| "an unknown line".to_owned(), FileText::to_string);
+        let went_on = if record.failure.is_none() { "; the program caught the error and went on" } else { "" };
+        let _ = writeln!(text, "{}", line("runs out", &format!("at {place}, when the driver had {} free{went_on}", Bytes(oom.free))));
+    }
+    if !holders.is_empty() {
+        text.push_str("held most at the peak\n");
+        for holder in holders.iter().take(SHOWN) {
+            let _ = writeln!(text, "  {:>10}  {}", Bytes(holder.live_bytes).to_string(), holder.name);
+        }
+    }
+    text.push_str(&unknown(&record.reads));
+    for name in &record.assumptions {
+        let _ = writeln!(text, "{}", line("assumed", &assumption(name)));
+    }
+    for (label, names) in [("not served", &record.unserved), ("problems", &record.problems)] {
+        if !names.is_empty() {
+            let names: Vec<String> = names.iter().map(FileText::to_string).collect();
+            let _ = writeln!(text, "{}", line(label, &names.join(", ")));
+        }
+    }
+    if !record.card_is_measured {
+        let note = format!(
+            "the memory of {} is as PyTorch reports it on such a card, its context ({}) as on the H200: neither was measured",
+            record.card,
+            Bytes(record.context_bytes)
+        );
+        let _ = writeln!(text, "{}", line("card", &note));
+    }
+    text
+}
+
+/// An assumption of the shadow GPU in words.
+fn assumption(name: &FileText) -> String {
+    match name.raw() {
+        "nonzero" => "of elements that are counted on the GPU, the share given by --nonzero (half by default) is not zero".to_owned(),
+        "all_true" => "checks whether all elements have a property are true".to_owned(),
+        _ => name.to_string(),
+    }
+}
+
+/// Values that decide what the program does next, but were not computed.
+fn unknown(reads: &[ReadFacts]) -> String {
+    if reads.is_empty() {
+        return String::new();
+    }
+    let count: u64 = reads.iter().map(|read| read.count).sum();
+    let values = counted(count as usize, "value was", "values were");
+    let note = format!("{values} read back from the GPU, which computes nothing: the figures hold if they do not decide shapes");
+    let mut text = line("not known", &note) + "\n";
+    for read in reads.iter().take(SHOWN) {
+        let place = if read.r#where.raw().is_empty() { "an unknown line".to_owned() } else { read.r#where.to_string() };
+        let kernel = if read.kernel.raw().is_empty() { String::new() } else { format!(", made by {}", read.kernel) };
+        let _ = writeln!(text, "  {:>10}  {place}{kernel}", format!("{} x", read.count));
+    }
+    if reads.len() > SHOWN {
+        let _ = writeln!(text, "  and {} more", counted(reads.len() - SHOWN, "place", "places"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{base::GIB, rehearse::facts::OomFacts};
+
+    fn fitting() -> RehearsalRecord {
+        RehearsalRecord {
+            card: "24GiB".to_owned(),
+            total_bytes: 24 * GIB,
+            context_bytes: GIB,
+            card_is_measured: true,
+            verdict: RehearsalVerdict::Fits,
+            peak_allocated_bytes: Some(3 * GIB),
+            peak_reserved_bytes: Some(4 * GIB),
+            steps: 5,
+            settled_after: 2,
+            wall_seconds: 4.25,
+            processes: 1,
+            recordings: vec!["out/rank-0.pickle".to_owned()],
+            ..RehearsalRecord::default()
+        }
+    }
+
+    fn failing() -> RehearsalRecord {
+        let oom = OomFacts { step: 1, request: GIB, allocated: 3 * GIB, reserved: 4 * GIB, r#where: Some("a.py:3 f".into()), ..OomFacts::default() };
+        let failure = Some("ended with exit code 1".to_owned());
+        RehearsalRecord { card: "4GiB".to_owned(), verdict: RehearsalVerdict::DoesNotFit, oom: Some(oom), failure, ..fitting() }
+    }
+
+    #[test]
+    fn the_first_three_lines_answer() {
+        let report = RehearsalReport { records: vec![fitting()], ..RehearsalReport::default() };
+        let text = report.text(Medium::PIPE);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "fits on 24GiB (24 GiB): 19 GiB are left at the peak");
+        assert_eq!(lines[1], "peak         3 GiB allocated, 4 GiB reserved; 5 steps in 4.2 s, the peaks did not rise after step 2");
+        assert_eq!(lines[2], "recording    out/rank-0.pickle; next: oomph advise out/rank-0.pickle --card 24GiB");
+        assert_eq!(lines.len(), 3, "{text}");
+    }
+
+    #[test]
+    fn an_out_of_memory_names_step_request_and_line() {
+        let report = RehearsalReport { records: vec![failing()], ..RehearsalReport::default() };
+        let text = report.text(Medium::PIPE);
+        assert!(text.starts_with("does not fit on 4GiB (24 GiB): out of memory in step 1, with 3 GiB allocated"), "{text}");
+        assert!(text.contains("runs out     at a.py:3 f, when the driver had 0 B free\n"), "{text}");
+    }
+
+    #[test]
+    fn several_cards_are_a_table_with_the_first_failure_explained() {
+        let report = RehearsalReport { records: vec![fitting(), failing()], folder: "out".to_owned(), ..RehearsalReport::default() };
+        let text = report.text(Medium::PIPE);
+        assert!(text.starts_with("fits in 1 of 2 cases: 24GiB\npeak "), "{text}");
+        assert!(text.contains("out of memory in step 1") && text.contains("does not fit on 4GiB"), "{text}");
+    }
+
+    #[test]
+    fn values_that_were_read_back_are_named_by_line() {
+        let reads = vec![ReadFacts { r#where: "moe.py:9 route".into(), kernel: "topk".into(), count: 40, ..ReadFacts::default() }];
+        let report = RehearsalReport { records: vec![RehearsalRecord { reads, ..fitting() }], ..RehearsalReport::default() };
+        let text = report.text(Medium::PIPE);
+        assert!(text.contains("not known    40 values were read back from the GPU"), "{text}");
+        assert!(text.contains("40 x  moe.py:9 route, made by topk"), "{text}");
+    }
+}
