@@ -112,7 +112,8 @@ pub fn run(args: &Args) -> CommandResult {
         )));
     }
     let user_cache = environment::cache_folder();
-    let user_cache = user_cache.ok_or_else(|| CommandError::usage(anyhow!("no folder for the cache: set XDG_CACHE_HOME or HOME")))?;
+    let user_cache = user_cache
+        .ok_or_else(|| CommandError::usage(anyhow!("no folder for the cache: set XDG_CACHE_HOME or HOME")))?;
     let cache = RehearsalCache::inside(&user_cache);
     if let Some(torch) = &args.prepare {
         return prepare(&cache, torch);
@@ -122,8 +123,9 @@ pub fn run(args: &Args) -> CommandResult {
     }
     let stop = exit::stop_flag(StopPolicy::AtOnce)?;
     let mut folder = OutputFolder::new(args.output.as_deref())?;
-    let outcome = Rehearsals { args, python: cache.python()?, oomph: env::current_exe()?, stop: &stop, failed_code: None }
-        .answer(&mut folder);
+    let outcome =
+        Rehearsals { args, python: cache.python()?, oomph: env::current_exe()?, stop: &stop, failed_code: None }
+            .answer(&mut folder);
     folder.finish();
     let (report, code) = outcome?;
     args.format.print(&report)?;
@@ -188,7 +190,8 @@ impl Rehearsals<'_> {
     }
 
     fn is_interrupted(&self, records: &[RehearsalRecord]) -> bool {
-        self.stop.load(Ordering::Relaxed) || records.last().is_some_and(|last| last.verdict == RehearsalVerdict::Interrupted)
+        self.stop.load(Ordering::Relaxed)
+            || records.last().is_some_and(|last| last.verdict == RehearsalVerdict::Interrupted)
     }
 
     fn exit_code(&self, records: &[RehearsalRecord]) -> u8 {
@@ -202,7 +205,13 @@ impl Rehearsals<'_> {
     }
 
     /// One card: one run, or as many as the search needs. Only the files of the run in the answer are kept.
-    fn on_card(&mut self, card: &Card, words: &[OsString], place: &Path, folder: &mut OutputFolder) -> Result<RehearsalRecord, CommandError> {
+    fn on_card(
+        &mut self,
+        card: &Card,
+        words: &[OsString],
+        place: &Path,
+        folder: &mut OutputFolder,
+    ) -> Result<RehearsalRecord, CommandError> {
         let Some(searched) = &self.args.largest else { return self.once(card, words, place, folder) };
         let mut best: Option<RehearsalRecord> = None;
         let mut worst: Option<RehearsalRecord> = None;
@@ -237,7 +246,13 @@ impl Rehearsals<'_> {
         best.or(worst).ok_or_else(|| anyhow!("a search without a run").into())
     }
 
-    fn once(&mut self, card: &Card, words: &[OsString], place: &Path, folder: &mut OutputFolder) -> Result<RehearsalRecord, CommandError> {
+    fn once(
+        &mut self,
+        card: &Card,
+        words: &[OsString],
+        place: &Path,
+        folder: &mut OutputFolder,
+    ) -> Result<RehearsalRecord, CommandError> {
         folder.create(place)?;
         let args = self.args;
         let limit_bytes = args.limit.and_then(|limit| limit.resolve(card.total_bytes()));
@@ -289,7 +304,8 @@ fn remove_run(record: Option<&RehearsalRecord>, folder: &mut OutputFolder) {
 fn holders(record: &RehearsalRecord) -> Vec<RequesterUsage> {
     let Some(name) = record.recordings.first() else { return Vec::new() };
     let stages = Stages::of(name);
-    let spec = SourceSpec { name: name.clone(), set: Vec::new(), seed: 1, device_index: None, given: Default::default() };
+    let spec =
+        SourceSpec { name: name.clone(), set: Vec::new(), seed: 1, device_index: None, given: Default::default() };
     let Ok(source) = spec.open(&stages) else { return Vec::new() };
     let Ok(summary) = trace::check(&*source) else { return Vec::new() };
     let mut holders = requesters(&*source, GroupBy::Site, Some(summary.peak.event + 1)).unwrap_or_default();
@@ -349,7 +365,10 @@ impl OutputFolder {
         };
         let taken = fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some());
         if taken {
-            return Err(CommandError::usage(anyhow!("{}: the folder is not empty; name a new one with -o", path.display())));
+            return Err(CommandError::usage(anyhow!(
+                "{}: the folder is not empty; name a new one with -o",
+                path.display()
+            )));
         }
         let mut folder = OutputFolder { path: path.to_owned(), made: Vec::new() };
         folder.create(path)?;

@@ -69,13 +69,19 @@ impl RehearsalCache {
             let plan = ForwarderPlan::new(soname, needed, known_functions(soname));
             files.push((plan.soname().to_owned(), plan.write()?));
         }
+        let loaded = files.len();
+        // Triton links with `-lcuda`. It is not loaded under this name.
+        if let Some((_, driver)) = files.iter().find(|(name, _)| name == "libcuda.so.1") {
+            files.push(("libcuda.so".to_owned(), driver.clone()));
+        }
         let folder = self.provide("lib", &files)?;
-        Ok(files.iter().map(|(name, _)| folder.join(name)).collect())
+        Ok(files.iter().take(loaded).map(|(name, _)| folder.join(name)).collect())
     }
 
     /// Writes what is missing or differs; each file appears whole. Other processes may do the same at the same time.
     fn provide(&self, kind: &str, files: &[(String, Vec<u8>)]) -> Result<PathBuf, CacheError> {
-        let all: Vec<u8> = files.iter().flat_map(|(name, bytes)| name.bytes().chain(hash(bytes).to_le_bytes())).collect();
+        let all: Vec<u8> =
+            files.iter().flat_map(|(name, bytes)| name.bytes().chain(hash(bytes).to_le_bytes())).collect();
         let folder = self.folder.join(format!("{kind}-{:016x}", hash(&all)));
         let failed = |path: &Path| {
             let path = path.to_owned();

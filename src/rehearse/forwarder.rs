@@ -71,11 +71,7 @@ struct ForwardedFunction {
 impl ForwarderPlan {
     /// The functions that are needed, with their versions, and all others that are known. These get the version of the
     /// library if it has one: extensions and `dlsym` look for it.
-    pub fn new<'a>(
-        soname: &str,
-        needed: &NeededFunctions,
-        known: impl IntoIterator<Item = &'a str>,
-    ) -> ForwarderPlan {
+    pub fn new<'a>(soname: &str, needed: &NeededFunctions, known: impl IntoIterator<Item = &'a str>) -> ForwarderPlan {
         let versions: BTreeSet<&String> = needed.values().flatten().collect();
         let versions: Vec<String> = versions.into_iter().cloned().collect();
         let common = versions.first().filter(|_| versions.len() == 1);
@@ -211,8 +207,24 @@ impl ForwarderLayout {
         writer.reserve_section_headers();
         let text_section = sections[1].1;
         ForwarderLayout {
-            ids, text_section, sections, dynsym, dynstr, hash, versym, verdef, rela, soname, names, text, text_end, data,
-            dynamic, got, slots, slots_end,
+            ids,
+            text_section,
+            sections,
+            dynsym,
+            dynstr,
+            hash,
+            versym,
+            verdef,
+            rela,
+            soname,
+            names,
+            text,
+            text_end,
+            data,
+            dynamic,
+            got,
+            slots,
+            slots_end,
         }
     }
 
@@ -237,7 +249,14 @@ impl ForwarderLayout {
         };
         let data_end = self.got + 8;
         writer.write_align_program_headers();
-        writer.write_program_header(&segment(elf::PT_LOAD, elf::PF_R | elf::PF_X, 0, self.text_end, self.text_end, PAGE));
+        writer.write_program_header(&segment(
+            elf::PT_LOAD,
+            elf::PF_R | elf::PF_X,
+            0,
+            self.text_end,
+            self.text_end,
+            PAGE,
+        ));
         writer.write_program_header(&segment(
             elf::PT_LOAD,
             elf::PF_R | elf::PF_W,
@@ -284,7 +303,8 @@ impl ForwarderLayout {
             writer.write_gnu_versym(function.version.map_or(elf::VER_NDX_GLOBAL, version_index));
         }
         writer.write_align_gnu_verdef();
-        let definition = |flags, index, name| Verdef { version: elf::VER_DEF_CURRENT, flags, index, aux_count: 1, name };
+        let definition =
+            |flags, index, name| Verdef { version: elf::VER_DEF_CURRENT, flags, index, aux_count: 1, name };
         writer.write_gnu_verdef(&definition(elf::VER_FLG_BASE, elf::VER_NDX_GLOBAL, self.ids.soname));
         for (place, name) in self.ids.versions.iter().enumerate() {
             writer.write_gnu_verdef(&definition(0, version_index(place), *name));
@@ -353,21 +373,33 @@ impl ForwarderLayout {
         writer.write_shstrtab();
         let dynsym = writer.dynsym_index().0;
         writer.write_null_section_header();
-        let section = |place: usize, sh_type, flags: u32, from: usize, end: usize, align: u64, link: u32, entry: u64| SectionHeader {
-            name: Some(self.sections[place].0),
-            sh_type,
-            sh_flags: flags.into(),
-            sh_addr: from as u64,
-            sh_offset: from as u64,
-            sh_size: (end - from) as u64,
-            sh_link: link,
-            sh_info: 0,
-            sh_addralign: align,
-            sh_entsize: entry,
-        };
+        let section =
+            |place: usize, sh_type, flags: u32, from: usize, end: usize, align: u64, link: u32, entry: u64| {
+                SectionHeader {
+                    name: Some(self.sections[place].0),
+                    sh_type,
+                    sh_flags: flags.into(),
+                    sh_addr: from as u64,
+                    sh_offset: from as u64,
+                    sh_size: (end - from) as u64,
+                    sh_link: link,
+                    sh_info: 0,
+                    sh_addralign: align,
+                    sh_entsize: entry,
+                }
+            };
         let writable = elf::SHF_ALLOC | elf::SHF_WRITE;
         let code = elf::SHF_ALLOC | elf::SHF_EXECINSTR;
-        writer.write_section_header(&section(0, elf::SHT_RELA, elf::SHF_ALLOC, self.rela, self.rela + 24, 8, dynsym, 24));
+        writer.write_section_header(&section(
+            0,
+            elf::SHT_RELA,
+            elf::SHF_ALLOC,
+            self.rela,
+            self.rela + 24,
+            8,
+            dynsym,
+            24,
+        ));
         writer.write_section_header(&section(1, elf::SHT_PROGBITS, code, self.text, self.text_end, 16, 0, 0));
         writer.write_section_header(&section(2, elf::SHT_PROGBITS, writable, self.got, self.got + 8, 8, 0, 8));
         writer.write_section_header(&section(3, elf::SHT_NOBITS, writable, self.slots, self.slots_end, 16, 0, 0));
@@ -420,8 +452,7 @@ mod tests {
 
     fn plan() -> ForwarderPlan {
         let version = Some("libcudart.so.13".to_owned());
-        let needed =
-            NeededFunctions::from([("cudaMalloc".to_owned(), version), ("cudaFree".to_owned(), None)]);
+        let needed = NeededFunctions::from([("cudaMalloc".to_owned(), version), ("cudaFree".to_owned(), None)]);
         ForwarderPlan::new("libcudart.so.13", &needed, ["cudaMemGetInfo", "cudaMalloc"])
     }
 

@@ -3,7 +3,6 @@
 
 pub mod cache;
 pub mod facts;
-pub mod families;
 pub mod forwarder;
 pub mod needs;
 pub mod program;

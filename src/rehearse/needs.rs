@@ -13,7 +13,12 @@ use object::{
     read::elf::{Dyn as _, FileHeader as _, SectionTable, Sym as _, VersionIndex},
 };
 
-use super::families::{NvidiaLibrary, OPENED_BY_NAME};
+use oomph_shadow::functions::{LibraryFamily, family_of};
+
+/// Libraries that programs open by name, so that no file lists them.
+const OPENED_BY_NAME: [&str; 2] = ["libcuda.so.1", "libnvidia-ml.so.1"];
+/// A function that is in no table belongs to the family with the most similar name, from this many letters on.
+const LEAST_COMMON_LETTERS: usize = 4;
 
 /// How deep the packages beside PyTorch are searched for extensions, and how many files are read.
 const DEEPEST_FOLDER: usize = 5;
@@ -80,7 +85,7 @@ impl CudaNeeds {
     fn add_file(&mut self, file: &Path) {
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         // Libraries of NVIDIA that lie in the wheel are replaced, so their needs do not matter.
-        if name.starts_with("libcudnn") || NvidiaLibrary::of_soname(&name).is_some() {
+        if name.starts_with("libcudnn") || family_of(&name).is_some() {
             return;
         }
         if let Ok(opened) = File::open(file) {
@@ -95,7 +100,7 @@ impl CudaNeeds {
         let endian = header.endian()?;
         let sections = header.sections(endian, data)?;
         let sonames: BTreeSet<String> =
-            needed(endian, data, &sections)?.into_iter().filter(|name| NvidiaLibrary::of_soname(name).is_some()).collect();
+            needed(endian, data, &sections)?.into_iter().filter(|name| family_of(name).is_some()).collect();
         if sonames.is_empty() {
             return Ok(());
         }
@@ -158,11 +163,23 @@ impl CudaNeeds {
     }
 }
 
-/// The library that a function without a version comes from: the one whose functions begin like it.
+/// The library that a function without a version comes from: the one that has it, otherwise the one with the most similar
+/// name.
 fn owner<'a>(name: &str, sonames: &'a BTreeSet<String>) -> Option<&'a str> {
-    let families = sonames.iter().filter_map(|soname| NvidiaLibrary::of_soname(soname));
-    let family = NvidiaLibrary::of_function(name, families)?;
-    sonames.iter().map(String::as_str).find(|soname| NvidiaLibrary::of_soname(soname) == Some(family))
+    // A name of C++: PyTorch has tens of thousands, NVIDIA's libraries have C names.
+    if name.starts_with("_Z") {
+        return None;
+    }
+    let similar = |soname: &&String| family_of(soname).map_or(0, |family| common_letters(name, family));
+    let best = sonames.iter().max_by_key(similar)?;
+    (similar(&best) >= LEAST_COMMON_LETTERS).then_some(best.as_str())
+}
+
+/// How many letters the name has in common with the beginning of a function of the family; one more for the whole name.
+fn common_letters(name: &str, family: &LibraryFamily) -> usize {
+    let common = |function: &str| name.bytes().zip(function.bytes()).take_while(|(one, other)| one == other).count();
+    let all = family.functions().map(|line| common(line.name) + usize::from(line.name == name));
+    all.max().unwrap_or(0)
 }
 
 /// The file names that a library needs.
@@ -209,7 +226,8 @@ mod tests {
         let missing = CudaNeeds::of_torch(&torch).unwrap_err().to_string();
         assert!(missing.contains("not a folder of PyTorch"), "{missing}");
         fs::create_dir_all(torch.join("lib")).unwrap();
-        let library = ForwarderPlan::new("libc10.so", &NeededFunctions::from([("f".to_owned(), None)]), []).write().unwrap();
+        let library =
+            ForwarderPlan::new("libc10.so", &NeededFunctions::from([("f".to_owned(), None)]), []).write().unwrap();
         fs::write(torch.join("lib/libc10.so"), library).unwrap();
         fs::write(torch.join("lib/libtext.so"), "not a library").unwrap();
         let cpu_only = CudaNeeds::of_torch(&torch).unwrap_err().to_string();

@@ -49,7 +49,9 @@ pub enum RehearsalError {
     #[error("{0}")]
     Refused(String),
     /// PyTorch is not installed.
-    #[error("PyTorch is not installed for {executable}: install a wheel with CUDA (pip install torch); a GPU is not needed")]
+    #[error(
+        "PyTorch is not installed for {executable}: install a wheel with CUDA (pip install torch); a GPU is not needed"
+    )]
     NoTorch {
         /// The Python.
         executable: String,

@@ -220,7 +220,10 @@ mod tests {
         assert_eq!(record(&outcome(0, vec![ran_out.clone()])).verdict, RehearsalVerdict::DoesNotFit);
         assert_eq!(record(&outcome(1, vec![ran_out])).verdict, RehearsalVerdict::DoesNotFit);
         let failed = record(&outcome(3, vec![process(0, 1000)]));
-        assert_eq!((failed.verdict, failed.failure.as_deref()), (RehearsalVerdict::Failed, Some("ended with exit code 3")));
+        assert_eq!(
+            (failed.verdict, failed.failure.as_deref()),
+            (RehearsalVerdict::Failed, Some("ended with exit code 3"))
+        );
     }
 
     #[test]

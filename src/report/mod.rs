@@ -15,6 +15,7 @@ mod environment;
 mod error;
 mod folder;
 pub mod html;
+mod kernel_name;
 mod leaks;
 mod lock;
 mod memory_summary;

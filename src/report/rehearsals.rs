@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::{
     Medium, Render, ReportError,
+    kernel_name::kernel_name,
     render::{TextTable, counted, maybe_bytes},
 };
 use crate::{
@@ -54,7 +55,9 @@ impl Render for RehearsalReport {
     fn text(&self, medium: Medium) -> String {
         let Some(explained) = self.explained() else { return String::new() };
         let mut text = match &*self.records {
-            [record] => format!("{}\n{}\n{}\n", headline(record, self.searched.as_deref()), peaks(record), files(record)),
+            [record] => {
+                format!("{}\n{}\n{}\n", headline(record, self.searched.as_deref()), peaks(record), files(record))
+            }
             records => several(self, records, medium),
         };
         if self.records.len() > 1 && explained.verdict != RehearsalVerdict::Fits {
@@ -78,7 +81,8 @@ fn headline(record: &RehearsalRecord, searched: Option<&str>) -> String {
     let failure = record.failure.as_deref().unwrap_or("ended");
     match (record.verdict, &record.oom) {
         (RehearsalVerdict::Fits, _) => {
-            let left = record.left_bytes().map_or_else(String::new, |left| format!(": {} are left at the peak", Bytes(left)));
+            let left =
+                record.left_bytes().map_or_else(String::new, |left| format!(": {} are left at the peak", Bytes(left)));
             let largest = if with.is_empty() { String::new() } else { format!("{with}, the largest value that fits,") };
             format!("fits{largest} on {place}{left}")
         }
@@ -149,13 +153,18 @@ fn several(report: &RehearsalReport, records: &[RehearsalRecord], medium: Medium
         format!(": {}", fitting.iter().map(|record| name(record)).collect::<Vec<_>>().join(", "))
     };
     let mut text = format!("fits in {} of {} cases{names}\n", fitting.len(), records.len());
-    let most = fitting.iter().filter_map(|record| Some((record.peak_reserved_bytes?, record.peak_allocated_bytes?))).max();
+    let most =
+        fitting.iter().filter_map(|record| Some((record.peak_reserved_bytes?, record.peak_allocated_bytes?))).max();
     let peak = most.map_or_else(
         || "nothing fits".to_owned(),
-        |(reserved, allocated)| format!("at most {} allocated, {} reserved where it fits", Bytes(allocated), Bytes(reserved)),
+        |(reserved, allocated)| {
+            format!("at most {} allocated, {} reserved where it fits", Bytes(allocated), Bytes(reserved))
+        },
     );
     let _ = writeln!(text, "{}", line("peak", &peak));
-    let next = records.iter().find_map(|record| Some(format!("oomph advise {} --card {}", record.recordings.first()?, record.card)));
+    let next = records
+        .iter()
+        .find_map(|record| Some(format!("oomph advise {} --card {}", record.recordings.first()?, record.card)));
     let next = next.map_or_else(String::new, |next| format!("; next: {next}"));
     let _ = writeln!(text, "{}\n", line("recordings", &format!("{}{next}", report.folder)));
     text + &table(report, records, medium)
@@ -207,7 +216,11 @@ fn details(record: &RehearsalRecord, holders: &[RequesterUsage]) -> String {
     if let Some(oom) = &record.oom {
         let place = oom.r#where.as_ref().map_or_else(|| "an unknown line".to_owned(), FileText::to_string);
         let went_on = if record.failure.is_none() { "; the program caught the error and went on" } else { "" };
-        let _ = writeln!(text, "{}", line("runs out", &format!("at {place}, when the driver had {} free{went_on}", Bytes(oom.free))));
+        let _ = writeln!(
+            text,
+            "{}",
+            line("runs out", &format!("at {place}, when the driver had {} free{went_on}", Bytes(oom.free)))
+        );
     }
     if !holders.is_empty() {
         text.push_str("held most at the peak\n");
@@ -238,11 +251,19 @@ fn details(record: &RehearsalRecord, holders: &[RequesterUsage]) -> String {
 
 /// An assumption of the shadow GPU in words.
 fn assumption(name: &FileText) -> String {
-    match name.raw() {
-        "nonzero" => "of elements that are counted on the GPU, the share given by --nonzero (half by default) is not zero".to_owned(),
-        "all_true" => "checks whether all elements have a property are true".to_owned(),
-        _ => name.to_string(),
-    }
+    let words = match name.raw() {
+        "nonzero" => "half of the elements that are counted on the GPU are not zero, or the share given by --nonzero",
+        "all_true" => "checks whether all elements have a property are true",
+        "cudnn_convolution_workspace_by_rule" => {
+            "workspaces of convolutions follow a rule from measurements on the H200"
+        }
+        "cudnn_recurrent_space_by_rule" => "workspaces of recurrent layers follow a rule",
+        "cudnn_workspace_unknown" => "some workspaces of cuDNN are unknown and taken as empty",
+        "nccl_buffers_not_counted" => "buffers of NCCL, which PyTorch does not count either, are taken as empty",
+        "nccl_split_size" => "the sizes of groups that NCCL splits are unknown",
+        other => return FileText::from(other).to_string(),
+    };
+    words.to_owned()
 }
 
 /// Values that decide what the program does next, but were not computed.
@@ -252,11 +273,17 @@ fn unknown(reads: &[ReadFacts]) -> String {
     }
     let count: u64 = reads.iter().map(|read| read.count).sum();
     let values = counted(count as usize, "value was", "values were");
-    let note = format!("{values} read back from the GPU, which computes nothing: the figures hold if they do not decide shapes");
+    let note = format!(
+        "{values} read back from the GPU, which computes nothing: the figures hold if they do not decide shapes"
+    );
     let mut text = line("not known", &note) + "\n";
     for read in reads.iter().take(SHOWN) {
         let place = if read.r#where.raw().is_empty() { "an unknown line".to_owned() } else { read.r#where.to_string() };
-        let kernel = if read.kernel.raw().is_empty() { String::new() } else { format!(", made by {}", read.kernel) };
+        let kernel = if read.kernel.raw().is_empty() {
+            String::new()
+        } else {
+            format!(", made by {}", FileText::from(kernel_name(read.kernel.raw())))
+        };
         let _ = writeln!(text, "  {:>10}  {place}{kernel}", format!("{} x", read.count));
     }
     if reads.len() > SHOWN {
@@ -289,9 +316,22 @@ mod tests {
     }
 
     fn failing() -> RehearsalRecord {
-        let oom = OomFacts { step: 1, request: GIB, allocated: 3 * GIB, reserved: 4 * GIB, r#where: Some("a.py:3 f".into()), ..OomFacts::default() };
+        let oom = OomFacts {
+            step: 1,
+            request: GIB,
+            allocated: 3 * GIB,
+            reserved: 4 * GIB,
+            r#where: Some("a.py:3 f".into()),
+            ..OomFacts::default()
+        };
         let failure = Some("ended with exit code 1".to_owned());
-        RehearsalRecord { card: "4GiB".to_owned(), verdict: RehearsalVerdict::DoesNotFit, oom: Some(oom), failure, ..fitting() }
+        RehearsalRecord {
+            card: "4GiB".to_owned(),
+            verdict: RehearsalVerdict::DoesNotFit,
+            oom: Some(oom),
+            failure,
+            ..fitting()
+        }
     }
 
     #[test]
@@ -300,7 +340,10 @@ mod tests {
         let text = report.text(Medium::PIPE);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "fits on 24GiB (24 GiB): 19 GiB are left at the peak");
-        assert_eq!(lines[1], "peak         3 GiB allocated, 4 GiB reserved; 5 steps in 4.2 s, the peaks did not rise after step 2");
+        assert_eq!(
+            lines[1],
+            "peak         3 GiB allocated, 4 GiB reserved; 5 steps in 4.2 s, the peaks did not rise after step 2"
+        );
         assert_eq!(lines[2], "recording    out/rank-0.pickle; next: oomph advise out/rank-0.pickle --card 24GiB");
         assert_eq!(lines.len(), 3, "{text}");
     }
@@ -309,13 +352,20 @@ mod tests {
     fn an_out_of_memory_names_step_request_and_line() {
         let report = RehearsalReport { records: vec![failing()], ..RehearsalReport::default() };
         let text = report.text(Medium::PIPE);
-        assert!(text.starts_with("does not fit on 4GiB (24 GiB): out of memory in step 1, with 3 GiB allocated"), "{text}");
+        assert!(
+            text.starts_with("does not fit on 4GiB (24 GiB): out of memory in step 1, with 3 GiB allocated"),
+            "{text}"
+        );
         assert!(text.contains("runs out     at a.py:3 f, when the driver had 0 B free\n"), "{text}");
     }
 
     #[test]
     fn several_cards_are_a_table_with_the_first_failure_explained() {
-        let report = RehearsalReport { records: vec![fitting(), failing()], folder: "out".to_owned(), ..RehearsalReport::default() };
+        let report = RehearsalReport {
+            records: vec![fitting(), failing()],
+            folder: "out".to_owned(),
+            ..RehearsalReport::default()
+        };
         let text = report.text(Medium::PIPE);
         assert!(text.starts_with("fits in 1 of 2 cases: 24GiB\npeak "), "{text}");
         assert!(text.contains("out of memory in step 1") && text.contains("does not fit on 4GiB"), "{text}");
@@ -323,8 +373,14 @@ mod tests {
 
     #[test]
     fn values_that_were_read_back_are_named_by_line() {
-        let reads = vec![ReadFacts { r#where: "moe.py:9 route".into(), kernel: "topk".into(), count: 40, ..ReadFacts::default() }];
-        let report = RehearsalReport { records: vec![RehearsalRecord { reads, ..fitting() }], ..RehearsalReport::default() };
+        let reads = vec![ReadFacts {
+            r#where: "moe.py:9 route".into(),
+            kernel: "topk".into(),
+            count: 40,
+            ..ReadFacts::default()
+        }];
+        let report =
+            RehearsalReport { records: vec![RehearsalRecord { reads, ..fitting() }], ..RehearsalReport::default() };
         let text = report.text(Medium::PIPE);
         assert!(text.contains("not known    40 values were read back from the GPU"), "{text}");
         assert!(text.contains("40 x  moe.py:9 route, made by topk"), "{text}");

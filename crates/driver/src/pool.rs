@@ -44,7 +44,14 @@ pub struct OrderedPool {
 impl OrderedPool {
     /// A free piece that `stream` may use, and until when the stream must wait for it. The stream's queued work ends at
     /// `starts`.
-    pub fn find(&mut self, rules: PoolRules, bytes: u64, stream: u64, starts: u64, now: u64) -> Option<(FreePiece, u64)> {
+    pub fn find(
+        &mut self,
+        rules: PoolRules,
+        bytes: u64,
+        stream: u64,
+        starts: u64,
+        now: u64,
+    ) -> Option<(FreePiece, u64)> {
         if rules.allow_opportunistic {
             self.free.settle(now);
         }

@@ -76,7 +76,8 @@ impl Scene {
 
     /// What lies in the folder besides what was there before.
     fn left(&self) -> Vec<String> {
-        let names = fs::read_dir(self.folder.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let names =
+            fs::read_dir(self.folder.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
         names.filter(|name| !["train.py", "site", "cache"].contains(&name.as_str())).collect()
     }
 }
@@ -118,8 +119,10 @@ fn a_program_that_fits_answers_in_three_lines() {
     assert!(lines[2].starts_with("peak         300 MiB allocated, 300 MiB reserved, "), "{text}");
     assert_eq!(lines[3], "recording    out/rank-0.pickle; next: oomph advise out/rank-0.pickle --card 24GiB");
     assert!(text.contains("held most at the peak\n     300 MiB  "), "{text}");
-    let mut inside: Vec<String> =
-        fs::read_dir(scene.path("out")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut inside: Vec<String> = fs::read_dir(scene.path("out"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
     inside.sort();
     assert_eq!(inside, ["rank-0.json", "rank-0.pickle"], "nothing else is left");
     let inspected = oomph(scene.folder.path()).args(["inspect", "out/rank-0.pickle"]).output().unwrap();
@@ -132,7 +135,10 @@ fn a_program_that_runs_out_names_step_and_line() {
     let output = scene.run(&["--card", "2GiB", "-o", "out"], &["python3", "train.py", "600", "9"]);
     let text = stdout(&output);
     assert_eq!(output.status.code(), Some(108), "{text}{}", stderr(&output));
-    assert!(text.starts_with("does not fit on 2GiB (2 GiB): out of memory in step 3, with 1.17 GiB allocated"), "{text}");
+    assert!(
+        text.starts_with("does not fit on 2GiB (2 GiB): out of memory in step 3, with 1.17 GiB allocated"),
+        "{text}"
+    );
     assert!(text.contains("runs out     at ") && text.contains("train.py:4 <module>"), "{text}");
     assert!(stderr(&output).contains("OutOfMemoryError: CUDA out of memory."), "the program's own error is shown");
 }
@@ -178,8 +184,10 @@ fn the_largest_value_is_found_and_only_its_recording_is_kept() {
     let text = stdout(&output);
     assert_eq!(output.status.code(), Some(0), "{text}{}", stderr(&output));
     assert!(text.contains("fits with batch=7, the largest value that fits, on 2GiB"), "{text}");
-    let kept: Vec<String> =
-        fs::read_dir(scene.path("out")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let kept: Vec<String> = fs::read_dir(scene.path("out"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
     assert_eq!(kept, ["batch-7"]);
     let unused = scene.run(&["--largest", "lr=1..4"], &["python3", "train.py"]);
     assert_refused(&unused, "the command does not contain {lr}");
@@ -188,7 +196,8 @@ fn the_largest_value_is_found_and_only_its_recording_is_kept() {
 #[test]
 fn variants_are_compared() {
     let Some(scene) = Scene::with_torch() else { return };
-    let output = scene.run(&["--card", "1GiB", "--try", "100 2", "--try", "400 2"], &["python3", "train.py", "{try}", "50", "1"]);
+    let output = scene
+        .run(&["--card", "1GiB", "--try", "100 2", "--try", "400 2"], &["python3", "train.py", "{try}", "50", "1"]);
     let text = stdout(&output);
     assert_eq!(output.status.code(), Some(108), "{text}{}", stderr(&output));
     assert!(text.contains("fits in 2 of 3 cases"), "{text}");
@@ -248,7 +257,8 @@ fn a_program_that_hangs_is_ended_with_its_line_and_recording() {
 fn an_existing_sitecustomize_runs_and_forks_do_not_write() {
     let Some(scene) = Scene::with_torch() else { return };
     scene.write("site/sitecustomize.py", "print('mine ran')\n");
-    let program = "import os, torch\ntorch.empty(1)\npid = os.fork()\nif pid == 0: raise SystemExit(0)\nos.waitpid(pid, 0)\n";
+    let program =
+        "import os, torch\ntorch.empty(1)\npid = os.fork()\nif pid == 0: raise SystemExit(0)\nos.waitpid(pid, 0)\n";
     scene.write("train.py", program);
     let output = scene.run(&["-o", "out"], &["python3", "train.py"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));

@@ -126,5 +126,9 @@ pub fn family_of(soname: &str) -> Option<&'static LibraryFamily> {
         };
         family.sonames.iter().filter(fits).map(|name| name.len()).max()
     };
-    FAMILIES.iter().filter_map(|family| Some((length(family)?, family))).max_by_key(|(length, _)| *length).map(|(_, family)| family)
+    FAMILIES
+        .iter()
+        .filter_map(|family| Some((length(family)?, family)))
+        .max_by_key(|(length, _)| *length)
+        .map(|(_, family)| family)
 }

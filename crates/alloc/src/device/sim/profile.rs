@@ -10,11 +10,11 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use super::super::CardFacts;
 use super::{
     costs::{Cost, CostTable},
     work_times::{Rates, WorkTable, WorkTime},
 };
-use super::super::CardFacts;
 use oomph_base::{Bytes, TypedSizeError, did_you_mean, nearest, parse_toml, read_text_file};
 use oomph_driver::{RANGE_BYTES, SHARE_BYTES};
 
@@ -327,7 +327,10 @@ mod tests {
         assert!(refusal("sim:-5").contains("not an amount of memory"));
         assert!(refusal("sim:5parsecs").contains("not an amount of memory"));
         let message = refusal("sim:h20");
-        assert!(message.starts_with("unknown card 'h20': write a size such as 24GiB, a name (h200, b200, "), "{message}");
+        assert!(
+            message.starts_with("unknown card 'h20': write a size such as 24GiB, a name (h200, b200, "),
+            "{message}"
+        );
         assert!(message.ends_with(") or the file of a profile; did you mean 'h200'?"), "{message}");
         assert!(refusal("sim:rtx409").contains("did you mean 'rtx4090'?"));
         assert!(refusal("sim:").contains("unknown card ''"));
