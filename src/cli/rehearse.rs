@@ -216,17 +216,17 @@ impl Rehearsals<'_> {
         let mut best: Option<RehearsalRecord> = None;
         let mut worst: Option<RehearsalRecord> = None;
         let found = searched.largest(|value| -> Result<bool, Option<CommandError>> {
-            let trial = place.join(format!("{}-{value}", searched.name));
+            let trial = trial_folder(searched, place, value);
             let record = self.once(card, &searched.set(words, value), &trial, folder).map_err(Some)?;
             output::complain(&format!("{}={value} on {card}: {}", searched.name, short_verdict(&record)));
             let record = RehearsalRecord { value: Some(value), ..record };
             match record.verdict {
                 RehearsalVerdict::Fits => {
-                    remove_run(best.replace(record).as_ref(), folder);
+                    remove_run(searched, place, best.replace(record));
                     Ok(true)
                 }
                 RehearsalVerdict::DoesNotFit => {
-                    remove_run(worst.replace(record).as_ref(), folder);
+                    remove_run(searched, place, worst.replace(record));
                     Ok(false)
                 }
                 _ => {
@@ -241,7 +241,7 @@ impl Rehearsals<'_> {
             Ok(_) => {}
         }
         if best.is_some() {
-            remove_run(worst.take().as_ref(), folder);
+            remove_run(searched, place, worst.take());
         }
         best.or(worst).ok_or_else(|| anyhow!("a search without a run").into())
     }
@@ -289,20 +289,20 @@ fn short_verdict(record: &RehearsalRecord) -> String {
     }
 }
 
-/// Deletes the files of a run that is not in the answer.
-fn remove_run(record: Option<&RehearsalRecord>, folder: &mut OutputFolder) {
-    for recording in record.into_iter().flat_map(|record| &record.recordings) {
-        let path = Path::new(recording);
-        let _ = fs::remove_file(path);
-        if let Some(place) = path.parent() {
-            folder.remove_facts(place);
-        }
+/// Deletes the folder of a run that is not in the answer; it was made for this run alone.
+fn remove_run(searched: &SearchedValue, place: &Path, record: Option<RehearsalRecord>) {
+    if let Some(value) = record.and_then(|record| record.value) {
+        let _ = fs::remove_dir_all(trial_folder(searched, place, value));
     }
+}
+
+fn trial_folder(searched: &SearchedValue, place: &Path, value: u64) -> PathBuf {
+    place.join(format!("{}-{value}", searched.name))
 }
 
 /// What held memory at the peak of the recording that reserved most, by call site.
 fn holders(record: &RehearsalRecord) -> Vec<RequesterUsage> {
-    let Some(name) = record.recordings.first() else { return Vec::new() };
+    let Some(name) = &record.largest_recording else { return Vec::new() };
     let stages = Stages::of(name);
     let spec =
         SourceSpec { name: name.clone(), set: Vec::new(), seed: 1, device_index: None, given: Default::default() };
@@ -382,16 +382,6 @@ impl OutputFolder {
         fs::create_dir_all(place).with_context(|| place.display().to_string()).map_err(CommandError::usage)?;
         self.made.splice(0..0, missing);
         Ok(())
-    }
-
-    /// Deletes the facts beside recordings that were deleted.
-    fn remove_facts(&mut self, place: &Path) {
-        for entry in fs::read_dir(place).into_iter().flatten().flatten() {
-            let path = entry.path();
-            if path.extension().is_some_and(|ending| ending == "json") {
-                let _ = fs::remove_file(path);
-            }
-        }
     }
 
     fn finish(&self) {

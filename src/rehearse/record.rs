@@ -8,7 +8,7 @@ use std::{
 use serde::Serialize;
 
 use super::{
-    facts::{OomFacts, ReadFacts},
+    facts::{DeviceFacts, OomFacts, ReadFacts},
     program::{ProgramEnd, ProgramOutcome},
 };
 use crate::{
@@ -76,6 +76,8 @@ pub struct RehearsalRecord {
     pub failure: Option<String>,
     /// The recordings, one for each rank and device.
     pub recordings: Vec<String>,
+    /// The recording of the rank and device that reserved most.
+    pub largest_recording: Option<String>,
     /// Values that were computed on the GPU and read back, those that were read most often first.
     pub reads: Vec<ReadFacts>,
     /// Functions that the shadow GPU does not know.
@@ -96,6 +98,7 @@ impl RehearsalRecord {
         let devices = || processes.iter().flat_map(|process| &process.devices);
         let most = devices().max_by_key(|device| (device.peak_reserved, device.peak_allocated));
         let longest = processes.iter().max_by_key(|process| process.steps);
+        let path = |device: &DeviceFacts| Some(path_text(&folder.join(device.recording.as_ref()?)));
         let shadows = || processes.iter().filter_map(|process| process.shadow.as_ref());
         RehearsalRecord {
             card: card.to_string(),
@@ -115,9 +118,8 @@ impl RehearsalRecord {
             processes: processes.len(),
             oom: processes.iter().find_map(|process| process.oom.clone()),
             failure: failure(outcome),
-            recordings: devices()
-                .filter_map(|device| Some(path_text(&folder.join(device.recording.as_ref()?))))
-                .collect(),
+            recordings: devices().filter_map(path).collect(),
+            largest_recording: most.and_then(path),
             reads: reads(outcome),
             unserved: distinct(shadows().flat_map(|shadow| &shadow.unserved)),
             assumptions: distinct(shadows().flat_map(|shadow| shadow.assumptions.keys())),
@@ -182,7 +184,7 @@ mod tests {
     use std::{os::unix::process::ExitStatusExt, process::ExitStatus, time::Duration};
 
     use super::*;
-    use crate::rehearse::facts::{DeviceFacts, ProcessFacts};
+    use crate::rehearse::facts::ProcessFacts;
 
     fn process(rank: u32, reserved: u64) -> ProcessFacts {
         let device = DeviceFacts {
@@ -209,6 +211,7 @@ mod tests {
         assert_eq!(record.verdict, RehearsalVerdict::Fits);
         assert_eq!((record.peak_allocated_bytes, record.peak_reserved_bytes), (Some(1500), Some(3000)));
         assert_eq!(record.recordings, ["out/rank-0.pickle", "out/rank-1.pickle"]);
+        assert_eq!(record.largest_recording.as_deref(), Some("out/rank-1.pickle"));
         assert_eq!(record.reads.iter().map(|read| read.count).collect::<Vec<_>>(), [4]);
         assert_eq!(record.left_bytes(), Some(record.total_bytes - record.context_bytes - 3000));
     }

@@ -216,11 +216,11 @@ fn details(record: &RehearsalRecord, holders: &[RequesterUsage]) -> String {
     if let Some(oom) = &record.oom {
         let place = oom.r#where.as_ref().map_or_else(|| "an unknown line".to_owned(), FileText::to_string);
         let went_on = if record.failure.is_none() { "; the program caught the error and went on" } else { "" };
-        let _ = writeln!(
-            text,
-            "{}",
-            line("runs out", &format!("at {place}, when the driver had {} free{went_on}", Bytes(oom.free)))
-        );
+        let free = match record.limit_bytes {
+            Some(_) => String::new(),
+            None => format!(", when the driver had {} free", Bytes(oom.free)),
+        };
+        let _ = writeln!(text, "{}", line("runs out", &format!("at {place}{free}{went_on}")));
     }
     if !holders.is_empty() {
         text.push_str("held most at the peak\n");
@@ -339,10 +339,10 @@ mod tests {
         let report = RehearsalReport { records: vec![fitting()], ..RehearsalReport::default() };
         let text = report.text(Medium::PIPE);
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines[0], "fits on 24GiB (24 GiB): 19 GiB are left at the peak");
+        assert_eq!(lines[0], "fits on 24GiB (24.0 GiB): 19.0 GiB are left at the peak");
         assert_eq!(
             lines[1],
-            "peak         3 GiB allocated, 4 GiB reserved; 5 steps in 4.2 s, the peaks did not rise after step 2"
+            "peak         3.00 GiB allocated, 4.00 GiB reserved; 5 steps in 4.2 s, the peaks did not rise after step 2"
         );
         assert_eq!(lines[2], "recording    out/rank-0.pickle; next: oomph advise out/rank-0.pickle --card 24GiB");
         assert_eq!(lines.len(), 3, "{text}");
@@ -353,7 +353,7 @@ mod tests {
         let report = RehearsalReport { records: vec![failing()], ..RehearsalReport::default() };
         let text = report.text(Medium::PIPE);
         assert!(
-            text.starts_with("does not fit on 4GiB (24 GiB): out of memory in step 1, with 3 GiB allocated"),
+            text.starts_with("does not fit on 4GiB (24.0 GiB): out of memory in step 1, with 3.00 GiB allocated"),
             "{text}"
         );
         assert!(text.contains("runs out     at a.py:3 f, when the driver had 0 B free\n"), "{text}");

@@ -115,7 +115,7 @@ fn a_program_that_fits_answers_in_three_lines() {
     assert_eq!(output.status.code(), Some(0), "{text}{}", stderr(&output));
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines[0], "the program ends", "the program's own output is unchanged");
-    assert!(lines[1].starts_with("fits on 24GiB (24 GiB): "), "{text}");
+    assert!(lines[1].starts_with("fits on 24GiB (24.0 GiB): "), "{text}");
     assert!(lines[2].starts_with("peak         300 MiB allocated, 300 MiB reserved, "), "{text}");
     assert_eq!(lines[3], "recording    out/rank-0.pickle; next: oomph advise out/rank-0.pickle --card 24GiB");
     assert!(text.contains("held most at the peak\n     300 MiB  "), "{text}");
@@ -136,7 +136,7 @@ fn a_program_that_runs_out_names_step_and_line() {
     let text = stdout(&output);
     assert_eq!(output.status.code(), Some(108), "{text}{}", stderr(&output));
     assert!(
-        text.starts_with("does not fit on 2GiB (2 GiB): out of memory in step 3, with 1.17 GiB allocated"),
+        text.starts_with("does not fit on 2GiB (2.00 GiB): out of memory in step 3, with 1.17 GiB allocated"),
         "{text}"
     );
     assert!(text.contains("runs out     at ") && text.contains("train.py:4 <module>"), "{text}");
@@ -273,7 +273,7 @@ fn every_rank_has_its_recording() {
     let output = scene.run(&["-o", "out"], &["sh", "-c", script]);
     let text = stdout(&output);
     assert_eq!(output.status.code(), Some(0), "{text}{}", stderr(&output));
-    assert!(text.contains("30 MiB allocated") && text.contains("by the rank that reserved most of 2"), "{text}");
+    assert!(text.contains("30.0 MiB allocated") && text.contains("by the rank that reserved most of 2"), "{text}");
     assert!(text.contains("next: oomph advise out --card"), "{text}");
     assert!(Path::new(&scene.path("out/rank-1.pickle")).exists());
 }
