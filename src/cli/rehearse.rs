@@ -196,11 +196,14 @@ impl Rehearsals<'_> {
 
     fn exit_code(&self, records: &[RehearsalRecord]) -> u8 {
         let any = |verdict| records.iter().any(|record| record.verdict == verdict);
-        match () {
-            () if any(RehearsalVerdict::Interrupted) => exit::INTERRUPTED,
-            () if any(RehearsalVerdict::DoesNotFit) => exit::DOES_NOT_FIT,
-            () if any(RehearsalVerdict::TimedOut) => exit::CASES_FAILED,
-            () => self.failed_code.unwrap_or(exit::OK),
+        if any(RehearsalVerdict::Interrupted) {
+            exit::INTERRUPTED
+        } else if any(RehearsalVerdict::DoesNotFit) {
+            exit::DOES_NOT_FIT
+        } else if any(RehearsalVerdict::TimedOut) {
+            exit::CASES_FAILED
+        } else {
+            self.failed_code.unwrap_or(exit::OK)
         }
     }
 

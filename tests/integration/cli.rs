@@ -46,7 +46,7 @@ fn help_groups_commands_by_what_users_come_for() {
     let (out, _) = run(empty(), &["--help"], 0);
     let place = |text: &str| out.find(text).unwrap_or_else(|| panic!("{text} is missing in {out}"));
     let places = [
-        "You come with a problem:\n  record ",
+        "You come with a problem:\n  rehearse ",
         "\n  advise ",
         "\n  leaks ",
         "\n  inspect ",
@@ -68,7 +68,7 @@ fn help_groups_commands_by_what_users_come_for() {
 fn no_subcommand_elsewhere_shows_the_overview() {
     let folder = empty();
     let (out, err) = run(&folder, &[], 0);
-    assert!(out.contains("You come with a problem:\n  record ") && out.contains("`oomph run quick` runs"), "{out}");
+    assert!(out.contains("You come with a problem:\n  rehearse ") && out.contains("`oomph run quick` runs"), "{out}");
     assert_eq!(err, "");
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 0, "nothing is written");
     // A folder with other suites is not the repository.

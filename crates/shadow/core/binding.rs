@@ -35,7 +35,8 @@ fn major_of(soname: &str) -> u32 {
 }
 
 /// Names that mean another function in one major version of CUDA: soname's beginning, version, name, function.
-const RENAMED: &[(&str, u32, &str, &str)] = &[("libcudart", 13, "cudaStreamGetCaptureInfo", "cudaStreamGetCaptureInfo_v3")];
+const RENAMED: &[(&str, u32, &str, &str)] =
+    &[("libcudart", 13, "cudaStreamGetCaptureInfo", "cudaStreamGetCaptureInfo_v3")];
 
 /// All functions with behaviour.
 fn behaviours() -> &'static HashMap<&'static str, Code> {

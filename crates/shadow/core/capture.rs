@@ -182,7 +182,6 @@ fn exchange_mode(mode: Out<i32>) -> i32 {
     SUCCESS
 }
 
-
 cuda_functions! {
     fn cudaStreamBeginCapture(stream: u64, _mode: i32) -> i32 { begin(stream) }
     fn cudaStreamEndCapture(stream: u64, graph: Out<u64>) -> i32 { end(stream, graph) }

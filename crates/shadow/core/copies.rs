@@ -85,7 +85,14 @@ fn copy(target: u64, source: u64, bytes: u64, stream: u64, host_waits: bool) -> 
 }
 
 /// A copy to the host.
-fn read(mut shadow: std::sync::MutexGuard<'static, Shadow>, target: u64, source: u64, bytes: u64, stream: u64, host_waits: bool) -> i32 {
+fn read(
+    mut shadow: std::sync::MutexGuard<'static, Shadow>,
+    target: u64,
+    source: u64,
+    bytes: u64,
+    stream: u64,
+    host_waits: bool,
+) -> i32 {
     if host_waits {
         shadow.clocks.synchronize(stream);
     }
@@ -102,7 +109,8 @@ fn read(mut shadow: std::sync::MutexGuard<'static, Shadow>, target: u64, source:
     drop(shadow);
     let out = Out(target as *mut u8);
     out.zero(bytes as usize);
-    for (index, byte) in value.to_le_bytes().into_iter().take(bytes as usize).enumerate().filter(|(_, byte)| *byte != 0) {
+    for (index, byte) in value.to_le_bytes().into_iter().take(bytes as usize).enumerate().filter(|(_, byte)| *byte != 0)
+    {
         out.set_at(index, byte);
     }
     tell_reader(bytes, &kernel, answer);
@@ -141,8 +149,18 @@ fn fill(target: u64, pattern: &[u8], count: u64, stream: u64) -> i32 {
 }
 
 /// Rows that are `pitch` bytes apart.
-fn copy_rows(target: u64, target_pitch: u64, source: u64, source_pitch: u64, width: u64, height: u64, stream: u64, waits: bool) -> i32 {
-    let codes = (0..height).map(|row| copy(target + row * target_pitch, source + row * source_pitch, width, stream, waits));
+fn copy_rows(
+    target: u64,
+    target_pitch: u64,
+    source: u64,
+    source_pitch: u64,
+    width: u64,
+    height: u64,
+    stream: u64,
+    waits: bool,
+) -> i32 {
+    let codes =
+        (0..height).map(|row| copy(target + row * target_pitch, source + row * source_pitch, width, stream, waits));
     codes.max().unwrap_or(SUCCESS)
 }
 
@@ -234,7 +252,10 @@ mod tests {
 
     #[test]
     fn counts_follow_the_assumption() {
-        assert_eq!(answer_for("DeviceReduceKernel", Some(100), 4), (ReadAnswer::Count, (100.0 * card().nonzero) as u64));
+        assert_eq!(
+            answer_for("DeviceReduceKernel", Some(100), 4),
+            (ReadAnswer::Count, (100.0 * card().nonzero) as u64)
+        );
         assert_eq!(answer_for("reduce_kernel and_kernel_cuda", None, 1), (ReadAnswer::True, 1));
         assert_eq!(answer_for("gemm", Some(100), 1), (ReadAnswer::Zero, 0));
     }

@@ -22,7 +22,12 @@ const HALF_OPS: u64 = 600_000;
 static STREAMS: Mutex<Option<HashMap<u64, u64>>> = Mutex::new(None);
 
 fn stream_of(handle: u64) -> u64 {
-    STREAMS.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).as_ref().and_then(|streams| streams.get(&handle).copied()).unwrap_or(0)
+    STREAMS
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+        .as_ref()
+        .and_then(|streams| streams.get(&handle).copied())
+        .unwrap_or(0)
 }
 
 fn set_stream(handle: u64, stream: u64) -> i32 {

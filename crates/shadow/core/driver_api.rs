@@ -60,8 +60,13 @@ fn newest_symbol(name: &str, version: i32) -> Option<String> {
         ("cuMemAdvise", 12_020, "_v2"),
         ("cuGraphInstantiate", 12_000, "WithFlags"),
     ];
-    let too_new = |suffix: &str| CHANGED.iter().any(|&(stem, first, of)| stem == name && of == suffix && version < first);
-    ["_v4", "_v3", "_v2", ""].into_iter().filter(|suffix| !too_new(suffix)).map(|suffix| format!("{name}{suffix}")).find(|symbol| binding::is_known(symbol))
+    let too_new =
+        |suffix: &str| CHANGED.iter().any(|&(stem, first, of)| stem == name && of == suffix && version < first);
+    ["_v4", "_v3", "_v2", ""]
+        .into_iter()
+        .filter(|suffix| !too_new(suffix))
+        .map(|suffix| format!("{name}{suffix}"))
+        .find(|symbol| binding::is_known(symbol))
 }
 
 /// The entry point for a name; 0 where there is none.

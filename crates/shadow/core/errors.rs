@@ -30,7 +30,12 @@ const TEXTS: &[(i32, &str, &str, &str)] = &[
     (NOT_FOUND, "cudaErrorSymbolNotFound\0", "CUDA_ERROR_NOT_FOUND\0", "named symbol not found\0"),
     (NOT_READY, "cudaErrorNotReady\0", "CUDA_ERROR_NOT_READY\0", "device not ready\0"),
     (NOT_SUPPORTED, "cudaErrorNotSupported\0", "CUDA_ERROR_NOT_SUPPORTED\0", "operation not supported\0"),
-    (704, "cudaErrorPeerAccessAlreadyEnabled\0", "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED\0", "peer access is already enabled\0"),
+    (
+        704,
+        "cudaErrorPeerAccessAlreadyEnabled\0",
+        "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED\0",
+        "peer access is already enabled\0",
+    ),
     (
         CAPTURE_UNSUPPORTED,
         "cudaErrorStreamCaptureUnsupported\0",

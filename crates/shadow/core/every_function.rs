@@ -14,8 +14,38 @@ const BUFFER: usize = 1 << 16;
 const CALL_BACK: &[&str] = &["cudaLaunchHostFunc", "cudaStreamAddCallback", "cuLaunchHostFunc", "cuStreamAddCallback"];
 
 type AnyFunction = extern "C" fn(
-    u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64,
-    u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
 ) -> u64;
 
 fn call(soname: &str, name: &str, w: &[u64; WORDS]) -> u64 {
@@ -26,8 +56,8 @@ fn call(soname: &str, name: &str, w: &[u64; WORDS]) -> u64 {
     // SAFETY: all arguments are words. A function reads as many as it has; the caller removes the rest from the stack.
     let function = unsafe { std::mem::transmute::<*const (), AnyFunction>(code.0) };
     function(
-        w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11], w[12], w[13], w[14], w[15],
-        w[16], w[17], w[18], w[19], w[20], w[21], w[22], w[23], w[24], w[25], w[26], w[27], w[28], w[29], w[30], w[31],
+        w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11], w[12], w[13], w[14], w[15], w[16],
+        w[17], w[18], w[19], w[20], w[21], w[22], w[23], w[24], w[25], w[26], w[27], w[28], w[29], w[30], w[31],
     )
 }
 
@@ -84,7 +114,13 @@ fn all_out_parameters_are_written() {
 
 #[test]
 fn functions_with_behaviour_are_in_the_tables() {
-    let known: std::collections::HashSet<&str> = FAMILIES.iter().flat_map(|family| family.functions().map(|line| line.name)).collect();
-    let unknown: Vec<&str> = crate::SUBJECTS.iter().flat_map(|functions| functions.iter()).map(|function| function.0).filter(|name| !known.contains(name)).collect();
+    let known: std::collections::HashSet<&str> =
+        FAMILIES.iter().flat_map(|family| family.functions().map(|line| line.name)).collect();
+    let unknown: Vec<&str> = crate::SUBJECTS
+        .iter()
+        .flat_map(|functions| functions.iter())
+        .map(|function| function.0)
+        .filter(|name| !known.contains(name))
+        .collect();
     assert_eq!(unknown, [] as [&str; 0], "a misspelled name would never be called");
 }

@@ -26,7 +26,12 @@ pub struct Record {
 impl Record {
     /// What a line of the table says.
     pub fn of_line(line: &FunctionLine) -> Record {
-        Record { name: line.name.to_owned(), arguments: line.arguments().collect(), known: true, called: AtomicBool::new(false) }
+        Record {
+            name: line.name.to_owned(),
+            arguments: line.arguments().collect(),
+            known: true,
+            called: AtomicBool::new(false),
+        }
     }
 
     /// A function that no table has: nothing is known about its arguments.

@@ -58,7 +58,9 @@ pub fn free(address: u64) -> i32 {
     }
     let mut known = known();
     // Memory that was only registered belongs to the program.
-    let Some((bytes, _)) = known.get(&address).copied().filter(|found| found.1 != Kind::Registered) else { return INVALID_VALUE };
+    let Some((bytes, _)) = known.get(&address).copied().filter(|found| found.1 != Kind::Registered) else {
+        return INVALID_VALUE;
+    };
     known.remove(&address);
     // SAFETY: the mapping was made by `allocate` with this length, and the program gives it back.
     unsafe { munmap(address as *mut u8, bytes as usize) };

@@ -163,8 +163,13 @@ fn forget_outputs(shadow: &mut Shadow, kind: KernelKind, arguments: In<u64>) {
     // The array itself may end with its page; it is read no further.
     let page_end = (arguments.0 as u64 | 4095) + 1;
     let in_page = ((page_end - arguments.0 as u64) / 8) as usize;
-    let count = if on_stack(arguments.0 as u64) { MAX_ARGUMENTS.min(((high - arguments.0 as u64) / 8) as usize) } else { MAX_ARGUMENTS.min(in_page) };
-    let mut starts: Vec<u64> = (0..count).map_while(|index| arguments.get_at(index).filter(|&at| on_stack(at))).collect();
+    let count = if on_stack(arguments.0 as u64) {
+        MAX_ARGUMENTS.min(((high - arguments.0 as u64) / 8) as usize)
+    } else {
+        MAX_ARGUMENTS.min(in_page)
+    };
+    let mut starts: Vec<u64> =
+        (0..count).map_while(|index| arguments.get_at(index).filter(|&at| on_stack(at))).collect();
     let in_order = starts.clone();
     let count_of_arguments = in_order.len();
     starts.sort_unstable();

@@ -30,9 +30,9 @@ mod copies;
 mod cublas;
 mod cudnn;
 mod driver_api;
+mod errors;
 #[cfg(test)]
 mod every_function;
-mod errors;
 mod host_memory;
 mod launch;
 mod memory;

@@ -151,7 +151,9 @@ fn classify(address: u64) -> (i32, i32) {
 fn pointer_attributes(attributes: Out<u8>, pointer: u64, major: u32) -> i32 {
     let (kind, device) = classify(pointer);
     attributes.zero(properties::size_of("cudaPointerAttributes", major));
-    let field = |name: &str, value: u64, bytes: usize| properties::set_field(attributes, "cudaPointerAttributes", major, name, value, bytes);
+    let field = |name: &str, value: u64, bytes: usize| {
+        properties::set_field(attributes, "cudaPointerAttributes", major, name, value, bytes)
+    };
     field("type", kind as u64, 4);
     field("device", device as u64, 4);
     field("devicePointer", if kind == 0 { 0 } else { pointer }, 8);

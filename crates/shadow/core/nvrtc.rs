@@ -17,7 +17,11 @@ static NAMES: Mutex<Option<HashMap<String, &'static str>>> = Mutex::new(None);
 /// The name under which an expression is found. Real names are mangled; nothing looks into the code here.
 fn lowered(name: &str) -> *const u8 {
     let mut names = NAMES.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    names.get_or_insert_default().entry(name.to_owned()).or_insert_with(|| Box::leak(format!("{name}\0").into_boxed_str())).as_ptr()
+    names
+        .get_or_insert_default()
+        .entry(name.to_owned())
+        .or_insert_with(|| Box::leak(format!("{name}\0").into_boxed_str()))
+        .as_ptr()
 }
 
 fn size(bytes: Out<u64>) -> i32 {

@@ -94,7 +94,10 @@ mod tests {
 
     #[test]
     fn blocks_are_limited_by_threads_and_shared_memory() {
-        assert_eq!((active_blocks(1024, 0), active_blocks(33, 0), active_blocks(0, 0), active_blocks(2000, 0)), (2, 32, 0, 0));
+        assert_eq!(
+            (active_blocks(1024, 0), active_blocks(33, 0), active_blocks(0, 0), active_blocks(2000, 0)),
+            (2, 32, 0, 0)
+        );
         assert_eq!(active_blocks(128, 100 << 10), 2);
         assert_eq!(active_blocks(128, 240 << 10), 0);
     }

@@ -39,13 +39,23 @@ struct Pool {
 impl Pool {
     fn new(device: usize) -> Pool {
         let rules = PoolRules::DRIVER_DEFAULT;
-        Pool { device, rules, threshold: 0, memory: OrderedPool::default(), reserved: 0, reserved_high: 0, used: 0, used_high: 0 }
+        Pool {
+            device,
+            rules,
+            threshold: 0,
+            memory: OrderedPool::default(),
+            reserved: 0,
+            reserved_high: 0,
+            used: 0,
+            used_high: 0,
+        }
     }
 }
 
 impl Pools {
     pub fn new(devices: usize) -> Pools {
-        let mut pools = Pools { by_handle: BTreeMap::new(), defaults: Vec::new(), chosen: Vec::new(), live: BTreeMap::new() };
+        let mut pools =
+            Pools { by_handle: BTreeMap::new(), defaults: Vec::new(), chosen: Vec::new(), live: BTreeMap::new() };
         for device in 0..devices {
             let handle = pools.create(device);
             pools.defaults.push(handle);
@@ -136,7 +146,8 @@ impl Shadow {
 
     /// What the driver does when the host waits: memory above the release threshold goes back.
     pub fn release_above_thresholds(&mut self) {
-        let above = |(&handle, pool): (&u64, &Pool)| (pool.reserved > pool.threshold).then_some((handle, pool.threshold));
+        let above =
+            |(&handle, pool): (&u64, &Pool)| (pool.reserved > pool.threshold).then_some((handle, pool.threshold));
         let pools: Vec<(u64, u64)> = self.pools.by_handle.iter().filter_map(above).collect();
         for (pool, threshold) in pools {
             self.shrink(pool, threshold);
@@ -205,7 +216,10 @@ fn device_pool(pool: Out<u64>, device: i32, defaults: bool) -> i32 {
 
 fn choose(device: i32, pool: u64) -> i32 {
     match state::lock().pools.chosen.get_mut(device as usize) {
-        Some(chosen) => { *chosen = pool; SUCCESS }
+        Some(chosen) => {
+            *chosen = pool;
+            SUCCESS
+        }
         None => INVALID_VALUE,
     }
 }
@@ -214,8 +228,14 @@ fn allocate(pointer: Out<u64>, bytes: u64, pool: Option<u64>, stream: u64) -> i3
     let mut shadow = state::lock();
     let pool = pool.unwrap_or(shadow.pools.chosen[current::device()]);
     match shadow.allocate_ordered(pool, bytes, stream) {
-        Ok(start) => { pointer.set(start); SUCCESS }
-        Err(code) => { pointer.set(0); code }
+        Ok(start) => {
+            pointer.set(start);
+            SUCCESS
+        }
+        Err(code) => {
+            pointer.set(0);
+            code
+        }
     }
 }
 
@@ -257,7 +277,8 @@ mod tests {
     fn a_chunk_serves_several_requests_and_is_trimmed() {
         let mut shadow = state::lock();
         let pool = shadow.pools.create(0);
-        let (first, second) = (shadow.allocate_ordered(pool, 1000, 0).unwrap(), shadow.allocate_ordered(pool, 1 << 20, 0).unwrap());
+        let (first, second) =
+            (shadow.allocate_ordered(pool, 1000, 0).unwrap(), shadow.allocate_ordered(pool, 1 << 20, 0).unwrap());
         assert_eq!(second, first + 1024);
         assert_eq!(shadow.pools.by_handle[&pool].reserved, RANGE_BYTES);
         assert_eq!((shadow.free_ordered(first, 0), shadow.free_ordered(first, 0)), (SUCCESS, INVALID_VALUE));
@@ -266,6 +287,9 @@ mod tests {
         shadow.free_ordered(second, 0);
         shadow.clocks.synchronize_all();
         shadow.shrink(pool, 0);
-        assert_eq!((shadow.pools.by_handle[&pool].reserved, shadow.pools.by_handle[&pool].used_high), (0, 1024 + (1 << 20)));
+        assert_eq!(
+            (shadow.pools.by_handle[&pool].reserved, shadow.pools.by_handle[&pool].used_high),
+            (0, 1024 + (1 << 20))
+        );
     }
 }

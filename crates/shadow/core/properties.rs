@@ -35,7 +35,12 @@ pub const fn limits_of(major: i32, minor: i32) -> Limits {
         (12, _) => (102_400, 101_376, 1536, 24),
         _ => (233_472, 232_448, 2048, 32),
     };
-    Limits { shared_per_multiprocessor: shared, shared_per_block_opt_in: opt_in, threads_per_multiprocessor: threads, blocks_per_multiprocessor: blocks }
+    Limits {
+        shared_per_multiprocessor: shared,
+        shared_per_block_opt_in: opt_in,
+        threads_per_multiprocessor: threads,
+        blocks_per_multiprocessor: blocks,
+    }
 }
 
 pub fn limits() -> Limits {
@@ -227,7 +232,8 @@ fn device_properties(target: Out<u8>, device: i32, major: u32) -> i32 {
 
 /// The third element of an array of three.
 fn set_third(target: Out<u8>, major: u32, field: &str, value: u32) {
-    let found = layout("cudaDeviceProp", major).and_then(|layout| layout.fields.iter().find(|(name, _)| *name == field));
+    let found =
+        layout("cudaDeviceProp", major).and_then(|layout| layout.fields.iter().find(|(name, _)| *name == field));
     if let Some(&(_, offset)) = found {
         for (index, byte) in value.to_le_bytes().into_iter().enumerate() {
             target.set_at(offset + 8 + index, byte);
@@ -329,7 +335,9 @@ mod tests {
             assert_eq!(device_properties(Out(target.as_mut_ptr()), 0, major), SUCCESS);
             assert!(target.starts_with(b"NVIDIA H200\0"));
             assert_eq!(target[bytes..], [0xaa; 8], "nothing behind the structure is written");
-            let offset = |name: &str| layout("cudaDeviceProp", major).unwrap().fields.iter().find(|(field, _)| *field == name).unwrap().1;
+            let offset = |name: &str| {
+                layout("cudaDeviceProp", major).unwrap().fields.iter().find(|(field, _)| *field == name).unwrap().1
+            };
             let word = |at: usize| i32::from_le_bytes(target[at..at + 4].try_into().unwrap());
             assert_eq!((word(offset("multiProcessorCount")), word(offset("maxThreadsDim") + 8)), (132, 64));
         }

@@ -72,7 +72,8 @@ fn report(shadow: &Shadow) -> String {
     let reads = shadow.counters.reads.iter().map(|((kernel, answer), (count, bytes))| {
         format!("{{\"kernel\":{},\"answer\":{answer},\"count\":{count},\"bytes\":{bytes}}}", quoted(kernel))
     });
-    let assumptions = shadow.counters.assumptions.iter().map(|(what, count)| format!("{}:{count}", quoted(what))).collect::<Vec<_>>();
+    let assumptions =
+        shadow.counters.assumptions.iter().map(|(what, count)| format!("{}:{count}", quoted(what))).collect::<Vec<_>>();
     format!(
         "{{\"devices\":{},\"total\":{},\"context\":{context},\"launches\":{},\"graph_launches\":{},\"reads\":{},\"unserved\":{},\"libraries\":{},\"assumptions\":{{{}}}}}",
         list(devices),

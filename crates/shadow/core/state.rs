@@ -2,7 +2,10 @@
 
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-use crate::{capture::Captures, card, memory::DeviceMemory, pools::Pools, report::Counters, streams::Clocks, values::KeptValues, virtual_memory::VirtualSpace};
+use crate::{
+    capture::Captures, card, memory::DeviceMemory, pools::Pools, report::Counters, streams::Clocks, values::KeptValues,
+    virtual_memory::VirtualSpace,
+};
 
 /// The books of the process.
 pub struct Shadow {

@@ -95,7 +95,8 @@ impl Shadow {
 
     fn map(&mut self, start: u64, bytes: u64, handle: u64) -> i32 {
         let space = &mut self.virtual_space;
-        let occupied = space.mapped.range(..start + bytes).next_back().is_some_and(|(at, mapping)| at + mapping.bytes > start);
+        let occupied =
+            space.mapped.range(..start + bytes).next_back().is_some_and(|(at, mapping)| at + mapping.bytes > start);
         let fits = space.reserved_at(start, bytes) && start.is_multiple_of(PAGE_BYTES) && !occupied;
         match space.physical.get_mut(&handle) {
             Some(physical) if fits && bytes <= physical.bytes => {
@@ -134,7 +135,8 @@ impl Shadow {
     }
 
     fn drop_unused(&mut self, handle: u64) {
-        let unused = self.virtual_space.physical.get(&handle).is_some_and(|memory| memory.handles == 0 && memory.mappings == 0);
+        let unused =
+            self.virtual_space.physical.get(&handle).is_some_and(|memory| memory.handles == 0 && memory.mappings == 0);
         if let Some(physical) = unused.then(|| self.virtual_space.physical.remove(&handle)).flatten() {
             self.devices[physical.device].give_back(physical.bytes);
         }

@@ -5,7 +5,7 @@ mod truth;
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
 };
 
 use oomph::rehearse::{
@@ -15,7 +15,7 @@ use oomph::rehearse::{
 };
 use tempfile::TempDir;
 
-use crate::command::oomph;
+use crate::command::{oomph, wait_until, with_default_signals};
 
 const STUB: &str = include_str!("stub_torch.py");
 /// Allocates argv[1] MiB in each of argv[2] steps, and prints.
@@ -251,6 +251,23 @@ fn a_program_that_hangs_is_ended_with_its_line_and_recording() {
     assert_eq!(output.status.code(), Some(104), "{text}{}", stderr(&output));
     assert!(text.contains("did not end in time; it was at ") && text.contains("train.py:4 <module>"), "{text}");
     assert!(scene.path("out/rank-0.pickle").exists());
+}
+
+#[test]
+fn an_interrupted_program_keeps_its_recording() {
+    let Some(scene) = Scene::with_torch() else { return };
+    let program = "import time, torch\ntorch.empty(1)\ntorch.optim.Optimizer().step()\ntime.sleep(600)\n";
+    scene.write("train.py", program);
+    let mut command = with_default_signals(&scene.command(&["-o", "out"], &["python3", "train.py"]));
+    let running = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let events = scene.path("out/.rehearsal-events");
+    wait_until("the first step", || fs::read_to_string(&events).ok().filter(|text| text.contains("\"step\"")));
+    let sent = Command::new("kill").args(["-INT", &running.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+    let output = running.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
+    assert!(stdout(&output).contains("the program was interrupted"), "{}", stdout(&output));
+    assert!(scene.path("out/rank-0.pickle").exists() && !events.exists());
 }
 
 #[test]

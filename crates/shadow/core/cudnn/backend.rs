@@ -86,16 +86,21 @@ impl Descriptor {
     /// All descriptors it refers to, with the attribute.
     pub fn all_descriptors(&self) -> Vec<(i32, Shared)> {
         let values = self.values();
-        values.iter().flat_map(|(&attribute, value)| match value {
-            Value::Descriptors(list) => list.iter().map(|descriptor| (attribute, descriptor.clone())).collect(),
-            Value::Bytes { .. } => Vec::new(),
-        }).collect()
+        values
+            .iter()
+            .flat_map(|(&attribute, value)| match value {
+                Value::Descriptors(list) => list.iter().map(|descriptor| (attribute, descriptor.clone())).collect(),
+                Value::Bytes { .. } => Vec::new(),
+            })
+            .collect()
     }
 
     /// 64-bit numbers of an attribute.
     pub fn numbers(&self, attribute: i32) -> Vec<i64> {
         match self.values().get(&attribute) {
-            Some(Value::Bytes { bytes, .. }) => bytes.as_chunks::<8>().0.iter().map(|chunk| i64::from_le_bytes(*chunk)).collect(),
+            Some(Value::Bytes { bytes, .. }) => {
+                bytes.as_chunks::<8>().0.iter().map(|chunk| i64::from_le_bytes(*chunk)).collect()
+            }
             _ => Vec::new(),
         }
     }
@@ -278,12 +283,22 @@ mod tests {
         set_descriptor(heuristics, HEURISTICS_GRAPH, graph);
         let (mut found, mut bytes) = (-1, -1i64);
         let elements = [config];
-        get_attribute(heuristics, HEURISTICS_RESULTS, DESCRIPTOR, 1, Out(&raw mut found), elements.as_ptr().cast_mut().cast());
+        get_attribute(
+            heuristics,
+            HEURISTICS_RESULTS,
+            DESCRIPTOR,
+            1,
+            Out(&raw mut found),
+            elements.as_ptr().cast_mut().cast(),
+        );
         assert_eq!(found, 1);
         set_descriptor(plan, PLAN_CONFIG, config);
         // The program may destroy what a plan refers to.
         assert_eq!([graph, heuristics, config].map(destroy), [SUCCESS; 3]);
-        assert_eq!(get_attribute(plan, PLAN_WORKSPACE, INT64, 1, Out(&raw mut found), (&raw mut bytes).cast()), SUCCESS);
+        assert_eq!(
+            get_attribute(plan, PLAN_WORKSPACE, INT64, 1, Out(&raw mut found), (&raw mut bytes).cast()),
+            SUCCESS
+        );
         assert_eq!((found, bytes), (1, 0), "a graph without operations needs none");
         destroy(plan);
     }

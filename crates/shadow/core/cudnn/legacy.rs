@@ -13,7 +13,12 @@ static STREAMS: Mutex<Option<HashMap<u64, u64>>> = Mutex::new(None);
 
 /// The stream of a handle.
 pub fn stream_of(handle: u64) -> u64 {
-    STREAMS.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).as_ref().and_then(|streams| streams.get(&handle).copied()).unwrap_or(0)
+    STREAMS
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+        .as_ref()
+        .and_then(|streams| streams.get(&handle).copied())
+        .unwrap_or(0)
 }
 
 fn set_stream(handle: u64, stream: u64) -> i32 {
@@ -24,7 +29,11 @@ fn set_stream(handle: u64, stream: u64) -> i32 {
 /// Major, minor and patch. cuDNN 9 counts 9.19.0 as 91900, cuDNN 8 counts 8.9.2 as 8902.
 fn property(number: i32) -> i32 {
     let version = card().cudnn;
-    let parts = if version >= 90_000 { [version / 10_000, version / 100 % 100, version % 100] } else { [version / 1000, version / 100 % 10, version % 100] };
+    let parts = if version >= 90_000 {
+        [version / 10_000, version / 100 % 100, version % 100]
+    } else {
+        [version / 1000, version / 100 % 10, version % 100]
+    };
     parts[number.clamp(0, 2) as usize] as i32
 }
 
@@ -75,7 +84,14 @@ fn set_shape(descriptor: u64, data_type: i32, count: i32, dimensions: In<i32>) -
     SUCCESS
 }
 
-fn get_shape(descriptor: u64, wanted: i32, data_type: Out<i32>, count: Out<i32>, dimensions: Out<i32>, strides: Option<Out<i32>>) -> i32 {
+fn get_shape(
+    descriptor: u64,
+    wanted: i32,
+    data_type: Out<i32>,
+    count: Out<i32>,
+    dimensions: Out<i32>,
+    strides: Option<Out<i32>>,
+) -> i32 {
     let shape = with_descriptors(|all| all.tensors.get(&descriptor).cloned()).unwrap_or_default();
     data_type.set(shape.data_type);
     count.set(shape.dimensions.len() as i32);
@@ -173,7 +189,14 @@ fn network(descriptor: u64) -> RecurrentNetwork {
 }
 
 /// The address of a matrix and its bias in a weight space.
-fn weight_params(descriptor: u64, layer: i32, space: u64, matrix: i32, shapes: [u64; 2], addresses: [Out<u64>; 2]) -> i32 {
+fn weight_params(
+    descriptor: u64,
+    layer: i32,
+    space: u64,
+    matrix: i32,
+    shapes: [u64; 2],
+    addresses: [Out<u64>; 2],
+) -> i32 {
     let network = network(descriptor);
     let (layer, matrix) = (i64::from(layer), i64::from(matrix));
     let exists = matrix < network.matrices_with_projection() && network.layers > 0;
@@ -247,7 +270,16 @@ mod tests {
 
     #[test]
     fn weights_of_a_network_add_up() {
-        let lstm = RecurrentNetwork { cell: 2, bias: 2, directions: 2, data_type: 0, input: 10, hidden: 20, projected: 0, layers: 2 };
+        let lstm = RecurrentNetwork {
+            cell: 2,
+            bias: 2,
+            directions: 2,
+            data_type: 0,
+            input: 10,
+            hidden: 20,
+            projected: 0,
+            layers: 2,
+        };
         // Two directions: 4 gates x (input + hidden) columns, then the second layer reads both directions; two biases each.
         let expected = 2 * 4 * 20 * (10 + 20) + 2 * 4 * 20 * (40 + 20) + 4 * 8 * 20;
         assert_eq!(lstm.bytes(), expected * 4);
@@ -259,7 +291,14 @@ mod tests {
     fn descriptors_give_their_shape_back() {
         let (dimensions, mut back, mut strides, mut count, mut data_type) = ([2, 3, 4], [0; 3], [0; 3], 0, 9);
         set_shape(0x55, 2, 3, In(dimensions.as_ptr()));
-        get_shape(0x55, 3, Out(&raw mut data_type), Out(&raw mut count), Out(back.as_mut_ptr()), Some(Out(strides.as_mut_ptr())));
+        get_shape(
+            0x55,
+            3,
+            Out(&raw mut data_type),
+            Out(&raw mut count),
+            Out(back.as_mut_ptr()),
+            Some(Out(strides.as_mut_ptr())),
+        );
         assert_eq!((back, strides, count, data_type), ([2, 3, 4], [12, 4, 1], 3, 2));
     }
 }

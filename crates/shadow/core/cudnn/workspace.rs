@@ -29,7 +29,12 @@ fn width(data_type: i32) -> i64 {
 
 /// The tensors of an operation: input, filter and output of a convolution.
 fn tensors(operation: &Descriptor) -> Vec<Shared> {
-    operation.all_descriptors().into_iter().map(|(_, descriptor)| descriptor).filter(|descriptor| descriptor.kind == TENSOR).collect()
+    operation
+        .all_descriptors()
+        .into_iter()
+        .map(|(_, descriptor)| descriptor)
+        .filter(|descriptor| descriptor.kind == TENSOR)
+        .collect()
 }
 
 fn elements(tensor: &Descriptor) -> i64 {
@@ -64,9 +69,15 @@ fn convolution_workspace(operation: &Descriptor) -> i64 {
     let tensors = tensors(operation);
     let is_half = tensors.iter().all(|tensor| width(tensor.small_number(DATA_TYPE).unwrap_or(0)) == 2);
     let copied: i64 = tensors.iter().filter(|tensor| !is_channels_last(tensor)).map(|tensor| bytes(tensor)).sum();
+<<<<<<< HEAD
     // Attributes come in the order of their numbers, and the filter's is the lowest: output channels, input channels.
     let filter = tensors.first().map_or_else(Vec::new, |tensor| tensor.numbers(DIMENSIONS));
     let few = |index: usize| filter.get(index).is_some_and(|&channels| channels < CHANNEL_GROUP);
+=======
+    let few_channels = tensors
+        .iter()
+        .any(|tensor| tensor.numbers(DIMENSIONS).get(1).is_some_and(|&channels| channels < CHANNEL_GROUP));
+>>>>>>> 55124cd (rehearse: Ctrl-C keeps the recording, tested)
     match () {
         () if !is_half || copied == 0 || few(0) => 0,
         () if few(1) && operation.kind != CONVOLUTION_BACKWARD_FILTER => 0,
@@ -93,7 +104,8 @@ pub fn of_operations(operations: &[Shared]) -> i64 {
 
 /// Attention is a graph with products, or one operation of its own (SDPA descriptors came with cuDNN 9.10).
 fn is_attention(operations: &[Shared]) -> bool {
-    operations.iter().any(|operation| tensors(operation).iter().any(|tensor| tensor.numbers(DIMENSIONS).len() == 4)) && operations.len() > 1
+    operations.iter().any(|operation| tensors(operation).iter().any(|tensor| tensor.numbers(DIMENSIONS).len() == 4))
+        && operations.len() > 1
 }
 
 /// Operations per nanosecond of an H200 in 16-bit types, as far as convolutions reach it.
