@@ -37,8 +37,8 @@ pub enum NeedsError {
     },
     /// It was built without CUDA.
     #[error(
-        "the PyTorch in {folder} is built without CUDA, so the program cannot use a GPU; install a wheel with CUDA \
-         (pip install torch --index-url https://download.pytorch.org/whl/cu126); a GPU is not needed",
+        "the PyTorch in {folder} is built without CUDA, so the program cannot use a GPU; install a wheel with CUDA; \
+         a GPU is not needed",
         folder = folder.display()
     )]
     WithoutCuda {

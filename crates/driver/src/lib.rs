@@ -10,7 +10,8 @@ mod pool;
 mod reservations;
 
 pub use address_space::{
-    AddressSpace, CONTEXT_FREE_BYTES, END, FreedAllocation, LOWEST, PagePlacement, RANGE_BYTES, RangePlaces, SHARE_BYTES,
+    AddressSpace, CONTEXT_FREE_BYTES, END, FreedAllocation, LOWEST, PagePlacement, RANGE_BYTES, RangePlaces,
+    SHARE_BYTES,
 };
 pub use placement::{ExtentPlace, FilledExtents, FreeRanges};
 pub use pool::{FreePiece, OrderedPool, PoolRules};

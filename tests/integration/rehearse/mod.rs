@@ -36,7 +36,7 @@ struct Scene {
 impl Scene {
     fn new() -> Option<Scene> {
         if !SUPPORTED || Command::new("python3").arg("--version").output().is_err() {
-            println!("skipped: rehearsals need Linux on x86-64 and python3");
+            eprintln!("skipped: rehearsals need Linux on x86-64 and python3");
             return None;
         }
         let scene = Scene { folder: tempfile::tempdir().unwrap() };

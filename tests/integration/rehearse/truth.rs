@@ -21,7 +21,7 @@ print(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
 #[test]
 fn a_real_program_is_recorded_and_verified() {
     let Ok(site) = env::var("OOMPH_REHEARSE_TORCH") else {
-        println!("skipped: OOMPH_REHEARSE_TORCH does not name a site folder with a PyTorch wheel for CUDA");
+        eprintln!("skipped: OOMPH_REHEARSE_TORCH does not name a site folder with a PyTorch wheel for CUDA");
         return;
     };
     let folder = tempfile::tempdir().unwrap();

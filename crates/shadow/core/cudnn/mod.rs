@@ -1,6 +1,7 @@
 //! cuDNN: the backend API with descriptors, and the older calls with sizes.
 
 pub mod backend;
+mod convolutions;
 pub mod legacy;
 mod workspace;
 

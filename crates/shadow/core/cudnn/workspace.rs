@@ -1,6 +1,9 @@
 //! How much workspace a plan needs, and how long it takes.
 
-use super::backend::{Descriptor, Shared};
+use super::{
+    backend::{Descriptor, Shared},
+    convolutions::{Convolution, ConvolutionOperation, workspace_bytes},
+};
 use crate::{state, streams};
 
 /// Types of operations (`cudnnBackendDescriptorType_t`).
@@ -55,41 +58,50 @@ fn is_convolution(operation: &Descriptor) -> bool {
     matches!(operation.kind, CONVOLUTION_FORWARD | CONVOLUTION_BACKWARD_FILTER | CONVOLUTION_BACKWARD_DATA)
 }
 
-/// What cuDNN adds to the copies: 147 bytes for 125 of the 230 forward and data-gradient plans of `unet` on an H200 (cuDNN
-/// 9.19), 16 bytes for 74 of them.
-const COPY_OVERHEAD: i64 = 147;
-/// Kernels for tensor cores take channels in groups of this many.
-const CHANNEL_GROUP: i64 = 8;
+/// Attributes of the descriptor of a convolution (`CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR`).
+const CONVOLUTION: i32 = 1;
+const DILATIONS: i32 = 102;
+const FILTER_STRIDES: i32 = 103;
+const PRE_PADDINGS: i32 = 105;
 
-/// Workspace of a convolution in 16-bit types: kernels for tensor cores want channels last, so tensors in another order
-/// are copied, and the copies are the workspace. Convolutions to a few channels take other kernels, which need next to
-/// none; those from a few channels (images) do so in the forward pass. What gradients of filters need beside the copies
-/// (partial sums, up to 7 MiB in `unet`) depends on undocumented choices and is not counted.
-fn convolution_workspace(operation: &Descriptor) -> i64 {
+/// What the rule for workspaces needs to know of a convolution; `None` where its description is not complete.
+fn convolution(operation: &Descriptor) -> Option<Convolution> {
+    // Attributes come in the order of their numbers: filter, input, output for all three operations.
     let tensors = tensors(operation);
-    let is_half = tensors.iter().all(|tensor| width(tensor.small_number(DATA_TYPE).unwrap_or(0)) == 2);
-    let copied: i64 = tensors.iter().filter(|tensor| !is_channels_last(tensor)).map(|tensor| bytes(tensor)).sum();
-<<<<<<< HEAD
-    // Attributes come in the order of their numbers, and the filter's is the lowest: output channels, input channels.
-    let filter = tensors.first().map_or_else(Vec::new, |tensor| tensor.numbers(DIMENSIONS));
-    let few = |index: usize| filter.get(index).is_some_and(|&channels| channels < CHANNEL_GROUP);
-=======
-    let few_channels = tensors
-        .iter()
-        .any(|tensor| tensor.numbers(DIMENSIONS).get(1).is_some_and(|&channels| channels < CHANNEL_GROUP));
->>>>>>> 55124cd (rehearse: Ctrl-C keeps the recording, tested)
-    match () {
-        () if !is_half || copied == 0 || few(0) => 0,
-        () if few(1) && operation.kind != CONVOLUTION_BACKWARD_FILTER => 0,
-        () => copied + COPY_OVERHEAD,
-    }
+    let [filter, input, ..] = tensors.as_slice() else { return None };
+    let description = operation.all_descriptors().into_iter().map(|(_, descriptor)| descriptor);
+    let description = description.into_iter().find(|descriptor| descriptor.kind == CONVOLUTION)?;
+    let number = |numbers: &[i64], index: usize| numbers.get(index).and_then(|&number| u64::try_from(number).ok());
+    let axes = |numbers: Vec<i64>, skipped: usize, absent: u64| {
+        std::array::from_fn(|axis| number(&numbers, skipped + axis).unwrap_or(absent))
+    };
+    let (input_sizes, filter_sizes) = (input.numbers(DIMENSIONS), filter.numbers(DIMENSIONS));
+    let channels = number(&input_sizes, 1)?;
+    Some(Convolution {
+        operation: match operation.kind {
+            CONVOLUTION_FORWARD => ConvolutionOperation::Forward,
+            CONVOLUTION_BACKWARD_DATA => ConvolutionOperation::Data,
+            _ => ConvolutionOperation::Filter,
+        },
+        half: width(input.small_number(DATA_TYPE).unwrap_or(0)) == 2,
+        channels_last: tensors.iter().all(|tensor| is_channels_last(tensor)),
+        batch: number(&input_sizes, 0)?,
+        channels,
+        filters: number(&filter_sizes, 0)?,
+        groups: channels / number(&filter_sizes, 1)?.max(1),
+        input: axes(input_sizes, 2, 1),
+        kernel: axes(filter_sizes, 2, 1),
+        stride: axes(description.numbers(FILTER_STRIDES), 0, 1),
+        padding: axes(description.numbers(PRE_PADDINGS), 0, 0),
+        dilation: axes(description.numbers(DILATIONS), 0, 1),
+    })
 }
 
 /// Workspace of a graph of operations.
 pub fn of_operations(operations: &[Shared]) -> i64 {
     if let Some(convolution) = operations.iter().find(|operation| is_convolution(operation)) {
         state::lock().counters.assume("cudnn_convolution_workspace_by_rule");
-        return convolution_workspace(convolution);
+        return self::convolution(convolution).map_or(0, |convolution| workspace_bytes(&convolution) as i64);
     }
     match operations.len() {
         0 => 0,
