@@ -116,7 +116,7 @@ fn all_writers_of_csv_are_known() {
     }
     let mut found = BTreeMap::new();
     visit(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut found);
-    let expected = [("RowFile::write(", 6), ("csv::Writer", 2), ("fn csv(&self)", 12), ("impl RenderRow for ", 7)];
+    let expected = [("RowFile::write(", 6), ("csv::Writer", 2), ("fn csv(&self)", 13), ("impl RenderRow for ", 7)];
     assert_eq!(found, expected.map(|(writer, count)| (writer.to_owned(), count)).into());
 }
 

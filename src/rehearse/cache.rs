@@ -8,12 +8,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use oomph_shadow::hash;
+use oomph_shadow::{LIBRARY, functions::family_of, hash};
 
 use super::{
     forwarder::{CORE_SONAME, ForwarderError, ForwarderPlan},
     needs::{CudaNeeds, NeedsError},
-    shadow::{core, known_functions},
 };
 use crate::base::write_file;
 
@@ -64,9 +63,13 @@ impl RehearsalCache {
     /// The core, then a library for each of NVIDIA's that the PyTorch in this folder needs.
     pub fn libraries(&self, torch: &Path) -> Result<Vec<PathBuf>, CacheError> {
         let needs = CudaNeeds::of_torch(torch)?;
-        let mut files = vec![(CORE_SONAME.to_owned(), core().to_vec())];
+        let mut files = vec![(CORE_SONAME.to_owned(), LIBRARY.to_vec())];
         for (soname, needed) in &needs.libraries {
-            let plan = ForwarderPlan::new(soname, needed, known_functions(soname));
+            let plan = ForwarderPlan::new(
+                soname,
+                needed,
+                family_of(soname).into_iter().flat_map(|family| family.functions().map(|line| line.name)),
+            );
             files.push((plan.soname().to_owned(), plan.write()?));
         }
         let loaded = files.len();

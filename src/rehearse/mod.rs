@@ -8,7 +8,6 @@ pub mod needs;
 pub mod program;
 pub mod record;
 pub mod search;
-pub mod shadow;
 
 /// Whether this machine can rehearse: the libraries are x86-64 ELF files for Linux.
 pub const SUPPORTED: bool = cfg!(all(target_os = "linux", target_arch = "x86_64"));

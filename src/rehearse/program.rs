@@ -4,7 +4,7 @@ use std::{
     collections::BTreeSet,
     env,
     ffi::OsString,
-    fs, io,
+    fmt, fs, io,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::atomic::{AtomicBool, Ordering},
@@ -12,11 +12,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{
-    facts::{EventKind, EventLog, ProcessFacts, ProgramEvent},
-    shadow::ShadowDevice,
+use super::facts::{EventKind, EventLog, ProcessFacts, ProgramEvent};
+use crate::{
+    base::{exit_description, exit_signal},
+    device::Card,
 };
-use crate::base::{exit_description, exit_signal};
 
 /// How often a running program is looked at.
 const LOOK: Duration = Duration::from_millis(50);
@@ -313,5 +313,60 @@ pub fn remove_empty(made: &[PathBuf]) {
     for folder in made {
         // Only empty folders are removed.
         let _ = fs::remove_dir(folder);
+    }
+}
+
+/// A device, as the core reads it from `OOMPH_SHADOW_DEVICE`. Versions of libraries are added by the injected module, which
+/// knows the wheel.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShadowDevice {
+    pairs: Vec<(&'static str, String)>,
+}
+
+impl ShadowDevice {
+    /// A number of cards of this kind. A card that is a size has the properties of the core's own default, the H200.
+    #[must_use]
+    pub fn of(card: &Card, gpus: u32, nonzero: Option<f64>) -> ShadowDevice {
+        let mut pairs = vec![
+            ("total", card.total_bytes().to_string()),
+            ("context", card.context_bytes().to_string()),
+            ("devices", gpus.to_string()),
+        ];
+        if let Some(facts) = card.facts() {
+            pairs.extend([
+                ("name", facts.vendor_name.clone()),
+                ("sm", facts.multiprocessors.to_string()),
+                ("major", facts.capability[0].to_string()),
+                ("minor", facts.capability[1].to_string()),
+                ("l2", facts.l2_bytes.to_string()),
+            ]);
+        }
+        pairs.extend(nonzero.map(|share| ("nonzero", share.to_string())));
+        ShadowDevice { pairs }
+    }
+}
+
+impl fmt::Display for ShadowDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pairs: Vec<String> = self.pairs.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        f.write_str(&pairs.join(";"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_keeps_the_properties_of_the_default() {
+        let text = ShadowDevice::of(&"24GiB".parse().unwrap(), 1, None).to_string();
+        assert_eq!(text, "total=25769803776;context=552402944;devices=1");
+    }
+
+    #[test]
+    fn a_name_brings_its_own() {
+        let text = ShadowDevice::of(&"rtx4090".parse().unwrap(), 2, Some(0.25)).to_string();
+        assert!(text.contains(";devices=2;name=NVIDIA GeForce RTX 4090;sm=128;major=8;minor=9;l2=75497472"), "{text}");
+        assert!(text.ends_with(";nonzero=0.25"), "{text}");
     }
 }

@@ -7,12 +7,10 @@
 mod address_space;
 mod placement;
 mod pool;
-mod reservations;
 
 pub use address_space::{
-    AddressSpace, CONTEXT_FREE_BYTES, END, FreedAllocation, LOWEST, PagePlacement, RANGE_BYTES, RangePlaces,
-    SHARE_BYTES,
+    AddressSpace, CONTEXT_FREE_BYTES, END, FIRST_RESERVED, FreedAllocation, LOWEST, PagePlacement, RANGE_BYTES,
+    RangePlaces, ReservedSpace, SHARE_BYTES,
 };
 pub use placement::{ExtentPlace, FilledExtents, FreeRanges};
 pub use pool::{FreePiece, OrderedPool, PoolRules};
-pub use reservations::{FIRST_RESERVED, ReservedSpace};

@@ -45,7 +45,7 @@ impl<T> Out<T> {
     }
 
     /// Whether the caller wants the value.
-    pub fn is_wanted(self) -> bool {
+    pub fn is_wanted(&self) -> bool {
         !self.0.is_null()
     }
 }

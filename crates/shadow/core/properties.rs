@@ -58,7 +58,7 @@ const BUS_BITS: i32 = 6144;
 fn attribute(card: &Card, number: i32) -> i32 {
     let limits = limits();
     match number {
-        1 | 2 | 3 => 1024,
+        1..=3 => 1024,
         4 => 64,
         5 => i32::MAX,
         6 | 7 => 65_535,

@@ -99,8 +99,12 @@ class ProgramLines:
 
     def here(self) -> Optional[str]:
         """The line of the program that is running. Threads of autograd have none: the main thread waits for them."""
-        main = sys._current_frames().get(threading.main_thread().ident or 0)
-        return self.of(sys._getframe()) or self.of(main)
+        found = self.of(sys._getframe())
+        if found is None and threading.current_thread() is not threading.main_thread():
+            # In the main thread this would be the frame of this function: a variable that refers to its own frame keeps
+            # the tensors of all calling functions alive.
+            found = self.of(sys._current_frames().get(threading.main_thread().ident or 0))
+        return found
 
     def of(self, frame: Optional[FrameType]) -> Optional[str]:
         """The first frame of the program, as `file:line function`."""

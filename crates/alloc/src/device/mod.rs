@@ -13,7 +13,6 @@ mod calibrate;
 mod call;
 mod capability;
 mod card;
-mod card_table;
 pub mod cuda;
 mod mapping;
 mod pattern;
@@ -27,8 +26,7 @@ pub use capability::{
     Capabilities, Compute, MissingCapabilities, Patterns, PhysicalId, PinnedHost, PoolId, PoolSettings, PoolUsage,
     StreamOrderedPools, VirtualMemory,
 };
-pub use card::Card;
-pub use card_table::CardFacts;
+pub use card::{Card, CardFacts};
 pub use pattern::{Damage, LONGEST_PATTERN_BYTES, PatternPlace, Patterned, Verified, WORD_BYTES};
 pub use spec::{DeviceFleet, DeviceSpec, DeviceSpecError};
 
