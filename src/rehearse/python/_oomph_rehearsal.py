@@ -31,8 +31,8 @@ LIBRARIES = "OOMPH_REHEARSE_LIBRARIES"
 DEVICE = "OOMPH_SHADOW_DEVICE"
 
 RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-# More than any program makes: the recorder grows as it needs.
-MOST_ENTRIES = 100_000_000
+# The recorder keeps the newest entries. Each takes up to a kilobyte of host memory, and a program may not end by itself.
+MOST_ENTRIES = 5_000_000
 SECONDS_BETWEEN_EVENTS = 0.2
 # The exit code of a program that cannot be rehearsed; the reason is among the events.
 REFUSED = 2
