@@ -133,7 +133,7 @@ fn a_number_without_a_unit_is_questioned() {
 fn unknown_cards_are_explained() {
     let (_, err) = run(".", &["replay", "checkerboard", "--card", "H20"], 2);
     assert!(
-        err.contains("unknown card 'H20'") && err.contains("(h200)") && err.contains("did you mean 'h200'?"),
+        err.contains("unknown card 'H20'") && err.contains("(h200, b200,") && err.contains("did you mean 'h200'?"),
         "{err}"
     );
 }
