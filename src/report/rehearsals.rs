@@ -152,11 +152,16 @@ fn several(report: &RehearsalReport, records: &[RehearsalRecord], medium: Medium
     } else {
         format!(": {}", fitting.iter().map(|record| name(record)).collect::<Vec<_>>().join(", "))
     };
-    let mut text = format!("fits in {} of {} cases{names}\n", fitting.len(), records.len());
+    let failing = records.iter().filter(|one| one.verdict == RehearsalVerdict::DoesNotFit).count();
+    let unknown = match records.len() - fitting.len() - failing {
+        0 => String::new(),
+        unknown => format!("; not known for {unknown}"),
+    };
+    let mut text = format!("fits in {} of {} cases{names}{unknown}\n", fitting.len(), records.len());
     let most =
         fitting.iter().filter_map(|record| Some((record.peak_reserved_bytes?, record.peak_allocated_bytes?))).max();
     let peak = most.map_or_else(
-        || "nothing fits".to_owned(),
+        || if unknown.is_empty() { "it fits in no case" } else { "not known" }.to_owned(),
         |(reserved, allocated)| {
             format!("at most {} allocated, {} reserved where it fits", Bytes(allocated), Bytes(reserved))
         },
@@ -369,6 +374,19 @@ mod tests {
         let text = report.text(Medium::PIPE);
         assert!(text.starts_with("fits in 1 of 2 cases: 24GiB\npeak "), "{text}");
         assert!(text.contains("out of memory in step 1") && text.contains("does not fit on 4GiB"), "{text}");
+    }
+
+    /// A program that fails for another reason says nothing about memory.
+    #[test]
+    fn failed_programs_are_not_known() {
+        let failed = || RehearsalRecord { verdict: RehearsalVerdict::Failed, ..failing() };
+        let text = |records: Vec<RehearsalRecord>| {
+            RehearsalReport { records, ..RehearsalReport::default() }.text(Medium::PIPE)
+        };
+        let unknown = text(vec![failed(), failed()]);
+        assert!(unknown.starts_with("fits in 0 of 2 cases; not known for 2\npeak         not known\n"), "{unknown}");
+        let none = text(vec![failing(), failing()]);
+        assert!(none.starts_with("fits in 0 of 2 cases\npeak         it fits in no case\n"), "{none}");
     }
 
     #[test]
