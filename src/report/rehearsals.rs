@@ -260,7 +260,7 @@ fn assumption(name: &FileText) -> String {
         "nonzero" => "half of the elements that are counted on the GPU are not zero, or the share given by --nonzero",
         "all_true" => "checks whether all elements have a property are true",
         "cudnn_convolution_workspace_by_rule" => {
-            "workspaces of convolutions follow a rule from measurements on the H200; peaks of whole networks were up to 12 % off"
+            "workspaces of convolutions follow a rule from measurements on the H200; peaks of whole networks were up to 16 % off"
         }
         "cudnn_recurrent_space_by_rule" => "workspaces of recurrent layers follow a rule",
         "cudnn_workspace_unknown" => "some workspaces of cuDNN are unknown and taken as empty",
