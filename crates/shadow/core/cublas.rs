@@ -2,12 +2,10 @@
 //!
 //! PyTorch keeps one workspace per handle and stream, so every call of `cublasCreate` gives a handle of its own.
 
-use std::{collections::HashMap, sync::Mutex};
-
 use crate::{
     arguments::{In, Out, new_handle},
     card::card,
-    launch,
+    launch, streams,
 };
 
 /// Status codes of cuBLAS.
@@ -18,20 +16,8 @@ const INVALID_VALUE: i32 = 7;
 const F32_OPS: u64 = 50_000;
 const HALF_OPS: u64 = 600_000;
 
-/// The stream of each handle, where one was set.
-static STREAMS: Mutex<Option<HashMap<u64, u64>>> = Mutex::new(None);
-
-fn stream_of(handle: u64) -> u64 {
-    STREAMS
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
-        .as_ref()
-        .and_then(|streams| streams.get(&handle).copied())
-        .unwrap_or(0)
-}
-
 fn set_stream(handle: u64, stream: u64) -> i32 {
-    STREAMS.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_or_insert_default().insert(handle, stream);
+    streams::set_library_stream(handle, stream);
     SUCCESS
 }
 
@@ -42,7 +28,7 @@ fn rate(data_type: i32) -> u64 {
 
 fn product(stream: u64, sizes: [i64; 4], rate: u64, output: u64) -> i32 {
     let operations = sizes.iter().map(|&length| length.max(1) as u64).fold(2u64, u64::saturating_mul);
-    launch::library_work(stream, "cublas product", crate::streams::KERNEL_FLOOR_NANOS.max(operations / rate), output);
+    launch::library_work(stream, "cublas product", streams::KERNEL_FLOOR_NANOS.max(operations / rate), output);
     SUCCESS
 }
 
@@ -69,15 +55,15 @@ macro_rules! products {
         cuda_functions! {
             fn cublasCreate_v2(handle: Out<u64>) -> i32 { handle.set(new_handle(1)); SUCCESS }
             fn cublasSetStream_v2(handle: u64, stream: u64) -> i32 { set_stream(handle, stream) }
-            fn cublasGetStream_v2(handle: u64, stream: Out<u64>) -> i32 { stream.set(stream_of(handle)); SUCCESS }
+            fn cublasGetStream_v2(handle: u64, stream: Out<u64>) -> i32 { stream.set(streams::of_library(handle)); SUCCESS }
             fn cublasGetVersion_v2(_handle: u64, version: Out<i32>) -> i32 { version.set(card().cublas); SUCCESS }
             fn cublasGetProperty(number: i32, value: Out<i32>) -> i32 { value.set(property(number, card().cublas)); SUCCESS }
             fn cublasGetCudartVersion() -> u64 { card().cuda as u64 }
             fn cublasGemmEx(handle: u64, _a: i32, _b: i32, m: i32, n: i32, k: i32, _alpha: u64, _x: u64, data_type: i32, _lx: i32, _y: u64, _ty: i32, _ly: i32, _beta: u64, output: u64) -> i32 {
-                product(stream_of(handle), [m.into(), n.into(), k.into(), 1], rate(data_type), output)
+                product(streams::of_library(handle), [m.into(), n.into(), k.into(), 1], rate(data_type), output)
             }
             fn cublasGemmStridedBatchedEx(handle: u64, _a: i32, _b: i32, m: i32, n: i32, k: i32, _alpha: u64, _x: u64, data_type: i32, _lx: i32, _sx: i64, _y: u64, _ty: i32, _ly: i32, _sy: i64, _beta: u64, output: u64, _tz: i32, _lz: i32, _sz: i64, batch: i32) -> i32 {
-                product(stream_of(handle), [m.into(), n.into(), k.into(), batch.into()], rate(data_type), output)
+                product(streams::of_library(handle), [m.into(), n.into(), k.into(), batch.into()], rate(data_type), output)
             }
             fn cublasLtCreate(handle: Out<u64>) -> i32 { handle.set(new_handle(2)); SUCCESS }
             fn cublasLtGetVersion() -> u64 { card().cublas as u64 }
@@ -99,10 +85,10 @@ macro_rules! products {
             }
             $(
                 fn $name(handle: u64, _a: i32, _b: i32, m: i32, n: i32, k: i32, _alpha: u64, _x: u64, _lx: i32, _y: u64, _ly: i32, _beta: u64, output: u64) -> i32 {
-                    product(stream_of(handle), [m.into(), n.into(), k.into(), 1], $rate, output)
+                    product(streams::of_library(handle), [m.into(), n.into(), k.into(), 1], $rate, output)
                 }
                 fn $strided(handle: u64, _a: i32, _b: i32, m: i32, n: i32, k: i32, _alpha: u64, _x: u64, _lx: i32, _sx: i64, _y: u64, _ly: i32, _sy: i64, _beta: u64, output: u64, _lz: i32, _sz: i64, batch: i32) -> i32 {
-                    product(stream_of(handle), [m.into(), n.into(), k.into(), batch.into()], $rate, output)
+                    product(streams::of_library(handle), [m.into(), n.into(), k.into(), batch.into()], $rate, output)
                 }
             )+
         }
@@ -129,7 +115,7 @@ mod tests {
         assert!(first != second && first != 0);
         set_stream(first, 77);
         cublasGetStream_v2(first, Out(&raw mut stream));
-        assert_eq!((stream, stream_of(second)), (77, 0));
+        assert_eq!((stream, streams::of_library(second)), (77, 0));
         assert_eq!((property(0, 130_100), property(1, 130_100), property(2, 130_100)), (13, 1, 0));
     }
 }

@@ -4,7 +4,7 @@
 //! the host. So an event is "not ready" for as long as its work takes, and two runs of a program see the same answers.
 //! Streams wait for each other only through events: PyTorch's streams are non-blocking.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Mutex};
 
 use crate::{
     arguments::Out,
@@ -12,6 +12,21 @@ use crate::{
     errors::{CAPTURE_UNSUPPORTED, INVALID_VALUE, NOT_READY, SUCCESS, conclude},
     state::{self, Shadow},
 };
+
+/// The stream of each handle of cuBLAS and cuDNN, where one was set.
+static LIBRARY_STREAMS: Mutex<Option<HashMap<u64, u64>>> = Mutex::new(None);
+
+/// The stream of a library's handle.
+pub fn of_library(handle: u64) -> u64 {
+    let streams = LIBRARY_STREAMS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    streams.as_ref().and_then(|streams| streams.get(&handle).copied()).unwrap_or(0)
+}
+
+/// Sets the stream of a library's handle.
+pub fn set_library_stream(handle: u64, stream: u64) {
+    let mut streams = LIBRARY_STREAMS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    streams.get_or_insert_default().insert(handle, stream);
+}
 
 /// Host time of an ordinary call.
 pub const CALL_NANOS: u64 = 1_000;

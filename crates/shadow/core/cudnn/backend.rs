@@ -10,7 +10,7 @@ use std::{
 use super::{BAD_PARAM, SUCCESS, workspace};
 use crate::{
     arguments::{In, Out, host_bytes, is_host},
-    launch,
+    launch, streams,
 };
 
 /// Types of descriptors (`cudnnBackendDescriptorType_t`).
@@ -247,7 +247,7 @@ fn get_attribute(handle: u64, attribute: i32, kind: i32, wanted: i64, found: Out
 /// Runs a plan: time by the sizes of its operations. Outputs are not known.
 fn execute(handle: u64, plan: u64) -> i32 {
     let nanos = borrow(plan).map_or(0, |plan| workspace::nanos_of_operations(&plan.operations()));
-    launch::library_work(super::legacy::stream_of(handle), "cudnn plan", nanos, 0);
+    launch::library_work(streams::of_library(handle), "cudnn plan", nanos, 0);
     SUCCESS
 }
 

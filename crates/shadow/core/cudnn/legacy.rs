@@ -6,23 +6,11 @@ use super::SUCCESS;
 use crate::{
     arguments::{In, Out, copy_text, new_handle},
     card::card,
-    properties, state,
+    properties, state, streams,
 };
 
-static STREAMS: Mutex<Option<HashMap<u64, u64>>> = Mutex::new(None);
-
-/// The stream of a handle.
-pub fn stream_of(handle: u64) -> u64 {
-    STREAMS
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
-        .as_ref()
-        .and_then(|streams| streams.get(&handle).copied())
-        .unwrap_or(0)
-}
-
 fn set_stream(handle: u64, stream: u64) -> i32 {
-    STREAMS.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_or_insert_default().insert(handle, stream);
+    streams::set_library_stream(handle, stream);
     SUCCESS
 }
 
@@ -214,7 +202,7 @@ fn weight_params(
 cuda_functions! {
     fn cudnnCreate(handle: Out<u64>) -> i32 { handle.set(new_handle(6)); SUCCESS }
     fn cudnnSetStream(handle: u64, stream: u64) -> i32 { set_stream(handle, stream) }
-    fn cudnnGetStream(handle: u64, stream: Out<u64>) -> i32 { stream.set(stream_of(handle)); SUCCESS }
+    fn cudnnGetStream(handle: u64, stream: Out<u64>) -> i32 { stream.set(streams::of_library(handle)); SUCCESS }
     fn cudnnGetVersion() -> u64 { card().cudnn as u64 }
     fn cudnnGetCudartVersion() -> u64 { card().cuda as u64 }
     fn cudnnGetMaxDeviceVersion() -> u64 { (card().major * 100 + card().minor * 10) as u64 }
