@@ -73,7 +73,7 @@ const PLUGIN_HOST: &str = "plugin-host";
 /// In the order of `--help`; [`help::GROUPS`] has the headings.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run your own training program without a GPU, and learn whether it fits on a card, to the byte.
+    /// Run your own training program without a GPU, and learn whether it fits on a card.
     Rehearse(rehearse::Args),
     /// Print the Python lines that make PyTorch write a memory snapshot.
     Record(record::Args),
