@@ -49,7 +49,7 @@ pub use latency::{DriverCalls, LatencyHistogram};
 pub use ooms::{Obstacle, OomReport, UnusableMemory};
 pub use peaks::{Levels, PhasePeak, StepPeak, lost_share};
 pub(crate) use record::on_one_line;
-pub use record::{CaseLabel, CaseRecord, SCHEMA, Status, file_stem, fnv1a};
+pub use record::{CaseLabel, CaseRecord, SCHEMA, Status, file_stem};
 pub use steps::{StepTimes, time_steps};
 pub use timeline::Timeline;
 pub use timing::{TimingRecord, copies_for_threads, time, time_threads};

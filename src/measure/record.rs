@@ -13,7 +13,7 @@ use super::{
     peaks::{AllocatedPeak, PeakRecorder},
 };
 use crate::{
-    base::{FileText, GIB, KIB, MIB},
+    base::{FileText, GIB, KIB, MIB, fnv1a},
     device::{CallKind, CallLedger, Device, DeviceClock},
     plan::MemoryNeeds,
     pytorch::Release,
@@ -419,13 +419,6 @@ fn exact_bytes(bytes: u64) -> String {
         .into_iter()
         .find(|(unit, _)| bytes != 0 && bytes.is_multiple_of(*unit))
         .map_or_else(|| format!("{bytes}B"), |(unit, name)| format!("{}{name}", bytes / unit))
-}
-
-/// The 64-bit FNV-1a hash: file names and shards must stay the same from release to release, which the standard
-/// library's hasher does not promise.
-#[must_use]
-pub fn fnv1a(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 /// Which number goes into which column.

@@ -8,13 +8,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use oomph_shadow::{LIBRARY, functions::family_of, hash};
+use oomph_shadow::{LIBRARY, functions::family_of};
 
 use super::{
     forwarder::{CORE_SONAME, ForwarderError, ForwarderPlan},
     needs::{CudaNeeds, NeedsError},
 };
-use crate::base::write_file;
+use crate::base::{fnv1a, write_file};
 
 /// Injected by `PYTHONPATH`.
 const MODULES: [(&str, &str); 2] = [
@@ -84,8 +84,8 @@ impl RehearsalCache {
     /// Writes what is missing or differs; each file appears whole. Other processes may do the same at the same time.
     fn provide(&self, kind: &str, files: &[(String, Vec<u8>)]) -> Result<PathBuf, CacheError> {
         let all: Vec<u8> =
-            files.iter().flat_map(|(name, bytes)| name.bytes().chain(hash(bytes).to_le_bytes())).collect();
-        let folder = self.folder.join(format!("{kind}-{:016x}", hash(&all)));
+            files.iter().flat_map(|(name, bytes)| name.bytes().chain(fnv1a(bytes).to_le_bytes())).collect();
+        let folder = self.folder.join(format!("{kind}-{:016x}", fnv1a(&all)));
         let failed = |path: &Path| {
             let path = path.to_owned();
             move |source| CacheError::Io { path, source }

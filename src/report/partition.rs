@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::measure::fnv1a;
+use crate::base::fnv1a;
 
 /// One shard of a run: `slice:2/4` or `hash:2/4`, counted from 1.
 ///

@@ -18,9 +18,9 @@ use super::{
     source::{CaseSource, files_of_pattern, is_path, no_trace_file},
 };
 use crate::{
-    base::MemoryLimit,
+    base::{MemoryLimit, fnv1a},
     device::DeviceSpec,
-    measure::{CaseLabel, fnv1a},
+    measure::CaseLabel,
     models::{Recipe, WorkloadError, recipe_names},
     plugin,
     replay::{OnOutOfMemory, Pace, Replay, ReplayOptions, verify::Companion},

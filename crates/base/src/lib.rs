@@ -37,6 +37,13 @@ pub use text_file::{LARGEST_TEXT_FILE, TomlRefusal, parse_toml, read_text_file, 
 pub use units::{Address, Bytes, EventId, GIB, KIB, MIB, Nanos, ParseBytesError, SiteId, StreamId, TagId, ThreadId};
 pub use work::{Dtype, ProductRole, Work};
 
+/// The 64-bit FNV-1a hash: file names, shards and seeds must stay the same from release to release, which the standard
+/// library's hasher does not promise.
+#[must_use]
+pub fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
 /// Rounds `value` up to a multiple of `step`, which must not be zero.
 ///
 /// Saturates at the largest multiple that fits, so that a huge request fails later as too large. It does not wrap around

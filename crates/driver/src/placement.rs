@@ -308,7 +308,7 @@ impl<Origin: Copy> FilledExtents<Origin> {
         }
     }
 
-    /// Somebody else has taken all that was free in an extent.
+    /// Takes all that is free in an extent, for memory that is not modelled.
     pub fn fill_up(&mut self, id: usize) {
         if let Some(extent) = self.extents.get_mut(id).and_then(Option::as_mut) {
             extent.holes = FreeRanges::new(0, 0);

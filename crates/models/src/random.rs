@@ -3,6 +3,7 @@
 //! The ChaCha cipher is value-stable by promise. Every distribution is made here from its raw numbers, because those of
 //! the `rand` crate may change between releases and a seed must mean the same trace for years.
 
+use oomph_base::fnv1a;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -16,7 +17,7 @@ impl SeededRandom {
     pub fn new(seed: u64, name: &str) -> SeededRandom {
         let mut key = [0; 32];
         key[..8].copy_from_slice(&seed.to_le_bytes());
-        key[8..16].copy_from_slice(&fnv1a(name).to_le_bytes());
+        key[8..16].copy_from_slice(&fnv1a(name.as_bytes()).to_le_bytes());
         SeededRandom(ChaCha8Rng::from_seed(key))
     }
 
@@ -70,11 +71,6 @@ impl PowerLaw {
         }
         random.between(low, low.saturating_mul(2).saturating_sub(1).min(self.most))
     }
-}
-
-/// The 64-bit FNV-1a hash, whose values never change.
-fn fnv1a(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
 #[cfg(test)]

@@ -143,7 +143,7 @@ static STUB_NAMES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// The code of a function that is asked for by name, without a forwarder.
 pub fn stub_for(name: &str, record: *const Record) -> *const () {
-    let mut names = STUB_NAMES.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut names = state::locked(&STUB_NAMES);
     if STUB_RECORDS.load(Ordering::Acquire) == 0 {
         STUB_RECORDS.store(Box::leak(Box::new([0u64; STUBS])).as_ptr() as usize, Ordering::Release);
     }

@@ -16,11 +16,11 @@ pub enum Kind {
     Registered,
 }
 
-/// Start, length and kind. Apart from the other books: host memory is no device's.
+/// Start, length and kind. It has a lock of its own: host memory does not belong to a device.
 static KNOWN: Mutex<BTreeMap<u64, (u64, Kind)>> = Mutex::new(BTreeMap::new());
 
 fn known() -> std::sync::MutexGuard<'static, BTreeMap<u64, (u64, Kind)>> {
-    KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    state::locked(&KNOWN)
 }
 
 unsafe extern "C" {

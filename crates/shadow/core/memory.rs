@@ -136,9 +136,9 @@ const HOST: i32 = 1;
 const DEVICE: i32 = 2;
 const MANAGED: i32 = 3;
 
-/// Kind of memory and device of an address.
-fn classify(address: u64) -> (i32, i32) {
-    if let Some((device, ..)) = allocation_at(address) {
+/// Kind of memory and device of an address, which may lie in an allocation on a device.
+fn classify(address: u64, allocation: Option<(usize, u64, u64)>) -> (i32, i32) {
+    if let Some((device, ..)) = allocation {
         return (DEVICE, device as i32);
     }
     match host_memory::kind_of(address) {
@@ -149,7 +149,7 @@ fn classify(address: u64) -> (i32, i32) {
 }
 
 fn pointer_attributes(attributes: Out<u8>, pointer: u64, major: u32) -> i32 {
-    let (kind, device) = classify(pointer);
+    let (kind, device) = classify(pointer, allocation_at(pointer));
     attributes.zero(properties::size_of("cudaPointerAttributes", major));
     let field = |name: &str, value: u64, bytes: usize| {
         properties::set_field(attributes, "cudaPointerAttributes", major, name, value, bytes)
@@ -163,8 +163,8 @@ fn pointer_attributes(attributes: Out<u8>, pointer: u64, major: u32) -> i32 {
 
 /// `CUpointer_attribute`: the numbers of cuda.h.
 fn pointer_attribute(data: *mut u8, attribute: i32, pointer: u64) -> i32 {
-    let (kind, device) = classify(pointer);
     let allocation = allocation_at(pointer);
+    let (kind, device) = classify(pointer, allocation);
     let (start, bytes) = allocation.map_or((pointer, 0), |(_, start, bytes)| (start, bytes));
     match attribute {
         // CU_POINTER_ATTRIBUTE_CONTEXT

@@ -30,7 +30,7 @@ struct Communicator {
 static COMMUNICATORS: Mutex<Option<HashMap<u64, Communicator>>> = Mutex::new(None);
 
 fn with_all<T>(use_them: impl FnOnce(&mut HashMap<u64, Communicator>) -> T) -> T {
-    use_them(COMMUNICATORS.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_or_insert_default())
+    use_them(state::locked(&COMMUNICATORS).get_or_insert_default())
 }
 
 fn create(communicator: Out<u64>, size: i32, rank: i32) -> i32 {

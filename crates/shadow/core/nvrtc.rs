@@ -5,6 +5,7 @@ use std::{collections::HashMap, sync::Mutex};
 use crate::{
     arguments::{Out, Text, copy_text, new_handle},
     card::card,
+    state,
 };
 
 const SUCCESS: i32 = 0;
@@ -16,7 +17,7 @@ static NAMES: Mutex<Option<HashMap<String, &'static str>>> = Mutex::new(None);
 
 /// The name under which an expression is found. Real names are mangled; nothing looks into the code here.
 fn lowered(name: &str) -> *const u8 {
-    let mut names = NAMES.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut names = state::locked(&NAMES);
     names
         .get_or_insert_default()
         .entry(name.to_owned())

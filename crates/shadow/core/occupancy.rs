@@ -1,6 +1,6 @@
 //! How many blocks a multiprocessor holds, and attributes of kernels.
 //!
-//! Registers are in compressed device code and not known: 32 per thread are assumed, which is no limit on any card.
+//! Registers are in compressed device code and not known: 32 per thread are assumed, which does not limit the occupancy of any card.
 
 use crate::{
     arguments::Out,

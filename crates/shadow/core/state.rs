@@ -19,6 +19,11 @@ pub struct Shadow {
     pub counters: Counters,
 }
 
+/// Locks a mutex. The library is compiled to abort on a panic, so no value is left half-changed.
+pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
 /// Locks the books. Callers must not call back into the program while they hold them.
 pub fn lock() -> MutexGuard<'static, Shadow> {
     static SHADOW: OnceLock<Mutex<Shadow>> = OnceLock::new();
@@ -34,7 +39,7 @@ pub fn lock() -> MutexGuard<'static, Shadow> {
             counters: Counters::default(),
         })
     });
-    shadow.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    locked(shadow)
 }
 
 /// A forwarder was loaded.

@@ -18,13 +18,13 @@ static LIBRARY_STREAMS: Mutex<Option<HashMap<u64, u64>>> = Mutex::new(None);
 
 /// The stream of a library's handle.
 pub fn of_library(handle: u64) -> u64 {
-    let streams = LIBRARY_STREAMS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let streams = state::locked(&LIBRARY_STREAMS);
     streams.as_ref().and_then(|streams| streams.get(&handle).copied()).unwrap_or(0)
 }
 
 /// Sets the stream of a library's handle.
 pub fn set_library_stream(handle: u64, stream: u64) {
-    let mut streams = LIBRARY_STREAMS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut streams = state::locked(&LIBRARY_STREAMS);
     streams.get_or_insert_default().insert(handle, stream);
 }
 

@@ -10,7 +10,7 @@ use std::{
 use super::{BAD_PARAM, SUCCESS, workspace};
 use crate::{
     arguments::{In, Out, host_bytes, is_host},
-    launch, streams,
+    launch, state, streams,
 };
 
 /// Types of descriptors (`cudnnBackendDescriptorType_t`).
@@ -68,7 +68,7 @@ impl Descriptor {
     }
 
     fn values(&self) -> MutexGuard<'_, BTreeMap<i32, Value>> {
-        self.values.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        state::locked(&self.values)
     }
 
     fn set(&self, attribute: i32, value: Value) {

@@ -63,7 +63,7 @@ struct Descriptors {
 static DESCRIPTORS: Mutex<Option<Descriptors>> = Mutex::new(None);
 
 fn with_descriptors<T>(use_them: impl FnOnce(&mut Descriptors) -> T) -> T {
-    use_them(DESCRIPTORS.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_or_insert_default())
+    use_them(state::locked(&DESCRIPTORS).get_or_insert_default())
 }
 
 fn set_shape(descriptor: u64, data_type: i32, count: i32, dimensions: In<i32>) -> i32 {
