@@ -110,6 +110,28 @@ pub struct Args {
     format: Format,
 }
 
+/// The advice for a recording that another command made on a card; `None` if it was interrupted.
+pub(super) fn of_recording(
+    name: &str,
+    card: &Card,
+    limit_bytes: Option<u64>,
+    stop: &AtomicBool,
+) -> Result<Option<Advice>, CommandError> {
+    let settings = SourceSettings { set: Vec::new(), seed: 1, device_index: None, given: Default::default() };
+    let args = Args {
+        sources: vec![name.to_owned()],
+        card: Some(card.clone()),
+        limit: limit_bytes.map(|bytes| MemoryLimit::Size(Bytes(bytes))),
+        current: None,
+        device: DeviceChoice::DEFAULT.to_owned(),
+        repeat: 1,
+        settings,
+        top: 0,
+        format: Format::default(),
+    };
+    answer(&AdviceRequest::new(args)?, name, suite::all_cores(), stop, &Stages::of(name))
+}
+
 /// The arguments, and the memory that they mean.
 struct AdviceRequest {
     args: Args,

@@ -24,6 +24,7 @@ mod output;
 mod progress;
 mod ranks;
 mod record;
+mod rehearsal_advice;
 mod rehearse;
 mod replay;
 mod replay_releases;

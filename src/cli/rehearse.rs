@@ -15,11 +15,9 @@ use super::{
     environment,
     exit::{self, CommandError, CommandResult, StopPolicy},
     options::Format,
-    output,
-    progress::Stages,
+    output, rehearsal_advice,
 };
 use crate::{
-    answer::holders::{GroupBy, RequesterUsage, lack_sites, requesters},
     base::{Bytes, MemoryLimit, path_text},
     device::Card,
     rehearse::{
@@ -31,8 +29,7 @@ use crate::{
         search::{SearchError, SearchedValue, divided, with_variant},
     },
     report::RehearsalReport,
-    suite::{CaseTimeout, SourceSpec},
-    trace,
+    suite::CaseTimeout,
 };
 
 /// Runs your own PyTorch program without a GPU and answers whether it fits on a card.
@@ -78,7 +75,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR", hide = true)]
     prepare: Option<PathBuf>,
     /// The program and its arguments.
-    #[arg(last = true, value_name = "COMMAND", required_unless_present = "prepare")]
+    #[arg(trailing_var_arg = true, value_name = "COMMAND", required_unless_present = "prepare")]
     command: Vec<OsString>,
 }
 
@@ -180,10 +177,10 @@ impl Rehearsals<'_> {
         let mut report = RehearsalReport {
             records,
             folder: path_text(&folder.path),
-            searched: args.largest.as_ref().map(|searched| searched.name.clone()),
-            holders: Vec::new(),
+            searched: args.largest.clone(),
+            ..RehearsalReport::default()
         };
-        report.holders = report.explained().map(holders).unwrap_or_default();
+        rehearsal_advice::explain(&mut report, &args.card, self.stop);
         let code = self.exit_code(&report.records);
         Ok((report, code))
     }
@@ -300,21 +297,6 @@ fn remove_run(searched: &SearchedValue, place: &Path, record: Option<RehearsalRe
 
 fn trial_folder(searched: &SearchedValue, place: &Path, value: u64) -> PathBuf {
     place.join(format!("{}-{value}", searched.name))
-}
-
-/// What held memory at the peak of the recording that reserved most, by call site.
-fn holders(record: &RehearsalRecord) -> Vec<RequesterUsage> {
-    let Some(name) = &record.largest_recording else { return Vec::new() };
-    let stages = Stages::of(name);
-    let spec =
-        SourceSpec { name: name.clone(), set: Vec::new(), seed: 1, device_index: None, given: Default::default() };
-    let Ok(source) = spec.open(&stages) else { return Vec::new() };
-    let Ok(summary) = trace::check(&*source) else { return Vec::new() };
-    let mut holders = requesters(&*source, GroupBy::Site, Some(summary.peak.event + 1)).unwrap_or_default();
-    stages.finish();
-    holders.retain(|holder| holder.live_bytes > 0);
-    holders.sort_by_key(|holder| std::cmp::Reverse(holder.live_bytes));
-    if lack_sites(&holders) { Vec::new() } else { holders }
 }
 
 /// Lines on standard error while the program runs. They come rarer the longer it takes: the program's own output is between

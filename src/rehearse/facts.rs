@@ -100,12 +100,6 @@ impl EventLog {
     }
 }
 
-impl Drop for EventLog {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
-    }
-}
-
 /// The facts of one process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ProcessFacts {

@@ -14,7 +14,7 @@ use std::{
 
 use super::facts::{EventKind, EventLog, ProcessFacts, ProgramEvent};
 use crate::{
-    base::{exit_description, exit_signal},
+    base::{TemporaryFolder, exit_description, exit_signal},
     device::Card,
 };
 
@@ -23,8 +23,8 @@ const LOOK: Duration = Duration::from_millis(50);
 /// How long a program may take to end after Ctrl-C, which it received too, and after SIGTERM.
 const AFTER_INTERRUPT: Duration = Duration::from_secs(3);
 const AFTER_TERMINATE: Duration = Duration::from_secs(15);
-/// The file of events in the folder of recordings.
-const EVENT_FILE: &str = ".rehearsal-events";
+/// The file of events in the temporary folder of a run.
+const EVENT_FILE: &str = "events";
 
 /// Why a program could not be rehearsed. The program's own failure is not one of these.
 #[derive(Debug, thiserror::Error)]
@@ -145,7 +145,8 @@ impl ProgramCommand {
             let path = path.to_owned();
             move |source| RehearsalError::Io { path, source }
         };
-        let path = self.folder.join(EVENT_FILE);
+        let temporary = TemporaryFolder::create().map_err(io_error(&env::temp_dir()))?;
+        let path = temporary.path().join(EVENT_FILE);
         let mut log = EventLog::create(&path).map_err(io_error(&path))?;
         let began = Instant::now();
         let mut running = RunningProgram { child: self.start(log.path())?, seen: SeenEvents::default() };

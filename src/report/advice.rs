@@ -53,8 +53,8 @@ impl Render for AdviceReport {
 
 fn text(advice: &Advice, top: usize, medium: Medium) -> String {
     let mut out = match medium {
-        Medium::Terminal(_) => format!("{}: {}\n", advice.source, headline(advice)),
-        Medium::Markdown => format!("## {}\n\n{}\n\n", advice.source, headline(advice)),
+        Medium::Terminal(_) => format!("{}: {}\n", advice.source, with_paste(advice)),
+        Medium::Markdown => format!("## {}\n\n{}\n\n", advice.source, with_paste(advice)),
     };
     if let Some(line) = &advice.export {
         let _ = match medium {
@@ -109,9 +109,26 @@ fn facts(advice: &Advice) -> Vec<(&'static str, String)> {
 const GARBAGE_COLLECTION_NOTE: &str =
     "PyTorch uses garbage_collection_threshold only after torch.cuda.set_per_process_memory_fraction was called";
 
-const PASTE: &str = "Paste this before you start the program:";
+/// The first line, which says that a line to paste follows.
+fn with_paste(advice: &Advice) -> String {
+    let words = headline(advice);
+    if advice.changes { format!("{words}. Paste this before you start the program:") } else { words }
+}
 
-/// The first line. It says what happened, then what to do.
+/// The advice in one line, for the answer of another command.
+pub(super) fn one_line(advice: &Advice) -> String {
+    let words = headline(advice);
+    match (&advice.export, advice.needed_bytes, advice.needed_now_bytes) {
+        (Some(export), Some(needed), Some(now)) => {
+            let (needed, now) = (in_mebibytes(Some(needed)), in_mebibytes(Some(now)));
+            format!("{words} ({needed} instead of {now}): {export}")
+        }
+        (Some(export), ..) => format!("{words}: {export}"),
+        (None, ..) => words,
+    }
+}
+
+/// What happened, then what to do.
 fn headline(advice: &Advice) -> String {
     if let Some(gap) = &advice.history_gap {
         return format!("cannot tell: {gap}");
@@ -121,12 +138,12 @@ fn headline(advice: &Advice) -> String {
     }
     match (advice.changes, advice.fits) {
         (true, Some(true)) if advice.fits_now == Some(false) => {
-            format!("it runs out of memory now; another setting avoids this OOM. {PASTE}")
+            "it runs out of memory now; another setting avoids this OOM".to_owned()
         }
         (true, _) if advice.depends_on_limit => {
-            format!("another setting helps, if the limit is at least {}. {PASTE}", in_mebibytes(advice.needed_bytes))
+            format!("another setting helps, if the limit is at least {}", in_mebibytes(advice.needed_bytes))
         }
-        (true, _) => format!("another setting needs less memory. {PASTE}"),
+        (true, _) => "another setting needs less memory".to_owned(),
         (false, Some(false)) => closest(advice),
         (false, _) if advice.closest.is_some() => closest(advice),
         (false, _) => "keep your current settings".to_owned(),
@@ -153,18 +170,18 @@ fn what_happened(advice: &Advice, end: &FinalOom) -> String {
 fn remedy(advice: &Advice, end: &FinalOom) -> String {
     if advice.reasons.iter().any(|reason| matches!(reason, AdviceReason::Leak { .. })) {
         return match advice.changes {
-            true => "fix the leak. This setting only delays the OOM:".to_owned(),
+            true => "fix the leak. This setting only delays the OOM".to_owned(),
             false => "fix the leak. No setting helps".to_owned(),
         };
     }
     let raise = if end.room_bytes.is_none() { raised(advice) } else { String::new() };
     let words = match (advice.changes, advice.fits) {
         (true, _) if advice.depends_on_limit => format!(
-            "another setting avoids this OOM only if the limit is at least {}. {PASTE}",
+            "another setting avoids this OOM only if the limit is at least {}",
             in_mebibytes(advice.needed_bytes)
         ),
-        (true, Some(true)) => format!("another setting avoids this OOM. {PASTE}"),
-        (true, _) => format!("another setting needs less up to that point. {PASTE}"),
+        (true, Some(true)) => "another setting avoids this OOM".to_owned(),
+        (true, _) => "another setting needs less up to that point".to_owned(),
         (false, Some(true)) => "in this much memory the current settings avoid this OOM".to_owned(),
         (false, _) => closest(advice),
     };

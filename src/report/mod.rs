@@ -49,7 +49,7 @@ pub use new_folder::copy_run;
 pub use partition::{Partition, PartitionError, PartitionRule};
 pub use plan::PlannedCase;
 pub use ranks::RankReport;
-pub use rehearsals::RehearsalReport;
+pub use rehearsals::{MemoryHolders, RehearsalReport};
 pub use render::{Glyphs, Medium, Places, Render, Terminal};
 pub use rows::{save, to_checked_csv, to_csv};
 #[cfg(test)]

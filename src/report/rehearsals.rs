@@ -3,16 +3,17 @@
 use std::fmt::Write as _;
 
 use super::{
-    Medium, Render, ReportError,
+    Medium, Render, ReportError, advice,
     kernel_name::kernel_name,
     render::{TextTable, counted, maybe_bytes},
 };
 use crate::{
-    answer::holders::RequesterUsage,
+    answer::advise::Advice,
     base::{Bytes, FileText},
     rehearse::{
         facts::ReadFacts,
         record::{RehearsalRecord, RehearsalVerdict},
+        search::SearchedValue,
     },
 };
 
@@ -26,10 +27,21 @@ pub struct RehearsalReport {
     pub records: Vec<RehearsalRecord>,
     /// Where the recordings are, if there are several.
     pub folder: String,
-    /// The name of `--largest`.
-    pub searched: Option<String>,
-    /// What held memory at the peak of the record that is explained: see [`RehearsalReport::explained`].
-    pub holders: Vec<RequesterUsage>,
+    /// The range of `--largest`.
+    pub searched: Option<SearchedValue>,
+    /// What held memory in the record that is explained: see [`RehearsalReport::explained`].
+    pub holders: MemoryHolders,
+    /// The allocator settings for it.
+    pub advice: Option<Advice>,
+}
+
+/// The call sites that held most memory, in descending order.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryHolders {
+    /// Whether that is where memory ran out; otherwise it is at the peak.
+    pub at_failure: bool,
+    /// Bytes and call sites.
+    pub sites: Vec<(u64, FileText)>,
 }
 
 impl RehearsalReport {
@@ -56,12 +68,15 @@ impl Render for RehearsalReport {
         let Some(explained) = self.explained() else { return String::new() };
         let mut text = match &*self.records {
             [record] => {
-                format!("{}\n{}\n{}\n", headline(record, self.searched.as_deref()), peaks(record), files(record))
+                format!("{}\n{}\n{}\n", headline(record, self.searched.as_ref()), peaks(record), files(record))
             }
             records => several(self, records, medium),
         };
         if self.records.len() > 1 && explained.verdict != RehearsalVerdict::Fits {
-            let _ = writeln!(text, "{}", headline(explained, self.searched.as_deref()));
+            let _ = writeln!(text, "{}", headline(explained, self.searched.as_ref()));
+        }
+        if let Some(advice) = &self.advice {
+            let _ = writeln!(text, "{}", line("advice", &advice::one_line(advice)));
         }
         text.push_str(&details(explained, &self.holders));
         text
@@ -69,13 +84,20 @@ impl Render for RehearsalReport {
 }
 
 /// Whether it fits on one card.
-fn headline(record: &RehearsalRecord, searched: Option<&str>) -> String {
+fn headline(record: &RehearsalRecord, searched: Option<&SearchedValue>) -> String {
     let mut place = format!("{} ({})", record.card, Bytes(record.total_bytes));
     if let Some(limit) = record.limit_bytes {
         let _ = write!(place, " under a limit of {}", Bytes(limit));
     }
     let with = match (searched, record.value) {
-        (Some(name), Some(value)) => format!(" with {name}={value}"),
+        (Some(searched), Some(value)) => format!(" with {}={value}", searched.name),
+        _ => String::new(),
+    };
+    let largest = match (searched, record.value) {
+        (Some(searched), Some(value)) if value == searched.high => {
+            format!("{with}, the end of the range (larger values were not tried),")
+        }
+        (Some(_), Some(_)) => format!("{with}, the largest value that fits,"),
         _ => String::new(),
     };
     let failure = record.failure.as_deref().unwrap_or("ended");
@@ -83,7 +105,6 @@ fn headline(record: &RehearsalRecord, searched: Option<&str>) -> String {
         (RehearsalVerdict::Fits, _) => {
             let left =
                 record.left_bytes().map_or_else(String::new, |left| format!(": {} are left at the peak", Bytes(left)));
-            let largest = if with.is_empty() { String::new() } else { format!("{with}, the largest value that fits,") };
             format!("fits{largest} on {place}{left}")
         }
         (RehearsalVerdict::DoesNotFit, Some(oom)) => format!(
@@ -176,7 +197,7 @@ fn several(report: &RehearsalReport, records: &[RehearsalRecord], medium: Medium
 }
 
 fn table(report: &RehearsalReport, records: &[RehearsalRecord], medium: Medium) -> String {
-    let searched = report.searched.as_ref().map(|name| format!("largest\n{name}"));
+    let searched = report.searched.as_ref().map(|searched| format!("largest\n{}", searched.name));
     let with_variants = records.iter().any(|record| record.variant.is_some());
     let mut headings = if with_variants { vec!["variant"] } else { Vec::new() };
     headings.extend(["card", "memory", "verdict"]);
@@ -202,7 +223,9 @@ fn table(report: &RehearsalReport, records: &[RehearsalRecord], medium: Medium) 
         cells.extend([record.card.clone(), Bytes(record.total_bytes).to_string(), verdict]);
         if searched.is_some() {
             let value = record.value.filter(|_| fits);
-            cells.push(value.map_or_else(|| "none".to_owned(), |value| value.to_string()));
+            let is_end = report.searched.as_ref().map(|searched| searched.high) == value;
+            let or_more = if is_end { " or more" } else { "" };
+            cells.push(value.map_or_else(|| "none".to_owned(), |value| format!("{value}{or_more}")));
         }
         cells.extend([
             maybe_bytes(record.peak_allocated_bytes),
@@ -216,7 +239,7 @@ fn table(report: &RehearsalReport, records: &[RehearsalRecord], medium: Medium) 
 }
 
 /// Where it runs out, what holds memory, what is not known.
-fn details(record: &RehearsalRecord, holders: &[RequesterUsage]) -> String {
+fn details(record: &RehearsalRecord, holders: &MemoryHolders) -> String {
     let mut text = String::new();
     if let Some(oom) = &record.oom {
         let place = oom.r#where.as_ref().map_or_else(|| "an unknown line".to_owned(), FileText::to_string);
@@ -227,10 +250,10 @@ fn details(record: &RehearsalRecord, holders: &[RequesterUsage]) -> String {
         };
         let _ = writeln!(text, "{}", line("runs out", &format!("at {place}{free}{went_on}")));
     }
-    if !holders.is_empty() {
-        text.push_str("held most at the peak\n");
-        for holder in holders.iter().take(SHOWN) {
-            let _ = writeln!(text, "  {:>10}  {}", Bytes(holder.live_bytes).to_string(), holder.name);
+    if !holders.sites.is_empty() {
+        text.push_str(if holders.at_failure { "held most then\n" } else { "held most at the peak\n" });
+        for (bytes, site) in holders.sites.iter().take(SHOWN) {
+            let _ = writeln!(text, "  {:>10}  {site}", Bytes(*bytes).to_string());
         }
     }
     text.push_str(&unknown(&record.reads));

@@ -24,7 +24,8 @@ pub use file_text::{FileText, escaped, escaped_lines, escaped_markdown};
 pub use layout::{BlockState, BlockView, Layout, PlacementCall, SegmentView};
 pub use memory_limit::{MemoryLimit, MemoryLimitError, TypedSizeError};
 pub use output_file::{
-    OutputFile, abandon_unfinished_files, copy_until_exit, remove_left_files, replaced_file, write_file,
+    OutputFile, TemporaryFolder, abandon_unfinished_files, copy_until_exit, remove_left_files, replaced_file,
+    write_file,
 };
 pub use parallel::{parallel_for_each, parallel_map};
 pub use parameter::{Parameter, ParameterValues};

@@ -12,6 +12,8 @@ use std::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    thread,
+    time::Duration,
 };
 
 const BUFFER_BYTES: usize = 256 << 10;
@@ -165,12 +167,12 @@ fn open_descriptor(place: &Path, _number: u32) -> io::Result<File> {
 
 /// The temporary names of all unfinished files, for a signal that ends the process.
 static UNFINISHED: Mutex<UnfinishedFiles> =
-    Mutex::new(UnfinishedFiles { paths: BTreeSet::new(), folders: Vec::new(), abandoned: false });
+    Mutex::new(UnfinishedFiles { paths: BTreeSet::new(), folders: BTreeSet::new(), abandoned: false });
 
 struct UnfinishedFiles {
     paths: BTreeSet<PathBuf>,
-    /// Folders of [`copy_until_exit`].
-    folders: Vec<PathBuf>,
+    /// Folders of [`copy_until_exit`] and of [`TemporaryFolder`].
+    folders: BTreeSet<PathBuf>,
     abandoned: bool,
 }
 
@@ -198,19 +200,67 @@ pub fn abandon_unfinished_files() {
 /// deleted by [`abandon_unfinished_files`].
 pub fn copy_until_exit(pipe: &Path) -> io::Result<PathBuf> {
     let mut input = File::open(pipe)?;
-    let folder = env::temp_dir().join(temporary_name(Path::new("oomph")));
-    {
-        let mut files = UnfinishedFiles::locked();
-        if files.abandoned {
-            return Err(io::ErrorKind::Interrupted.into());
-        }
-        private_folder().create(&folder)?;
-        files.folders.push(folder.clone());
-    }
+    let folder = temporary_folder()?;
     let copy = folder.join(pipe.file_name().unwrap_or(OsStr::new("pipe")));
     io::copy(&mut input, &mut File::create_new(&copy)?)?;
     Ok(copy)
 }
+
+/// A new folder that only this user can read. [`abandon_unfinished_files`] deletes it.
+fn temporary_folder() -> io::Result<PathBuf> {
+    let mut files = UnfinishedFiles::locked();
+    if files.abandoned {
+        return Err(io::ErrorKind::Interrupted.into());
+    }
+    let mut names_left = MOST_NAMES;
+    loop {
+        names_left -= 1;
+        let folder = env::temp_dir().join(temporary_name(Path::new("oomph")));
+        match private_folder().create(&folder) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && names_left > 0 => {}
+            Err(error) => return Err(error),
+            Ok(()) => {
+                files.folders.insert(folder.clone());
+                return Ok(folder);
+            }
+        }
+    }
+}
+
+/// A folder for files that a command needs while it runs. It is deleted on drop, and by a signal that ends the process.
+#[derive(Debug)]
+pub struct TemporaryFolder {
+    path: PathBuf,
+}
+
+impl TemporaryFolder {
+    /// Makes an empty folder.
+    pub fn create() -> io::Result<TemporaryFolder> {
+        Ok(TemporaryFolder { path: temporary_folder()? })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for TemporaryFolder {
+    fn drop(&mut self) {
+        // Processes that the command started may still write there for a moment.
+        for _ in 0..REMOVAL_ATTEMPTS {
+            if fs::remove_dir_all(&self.path).is_ok() || !self.path.exists() {
+                break;
+            }
+            thread::sleep(BETWEEN_REMOVALS);
+        }
+        UnfinishedFiles::locked().folders.remove(&self.path);
+    }
+}
+
+const REMOVAL_ATTEMPTS: usize = 20;
+const BETWEEN_REMOVALS: Duration = Duration::from_millis(100);
 
 fn private_folder() -> DirBuilder {
     let mut builder = DirBuilder::new();
@@ -346,10 +396,7 @@ fn keep_mode(file: &File, replaced: &Metadata) -> io::Result<()> {
 #[cfg(unix)]
 #[cfg(test)]
 mod tests {
-    use std::{
-        os::unix::fs::{FileTypeExt, PermissionsExt, symlink},
-        thread,
-    };
+    use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
 
     use super::*;
 
@@ -362,6 +409,17 @@ mod tests {
 
     fn mode(path: &Path) -> u32 {
         fs::metadata(path).unwrap().permissions().mode() & 0o7777
+    }
+
+    #[test]
+    fn a_temporary_folder_is_private_and_deleted_with_its_files() {
+        let folder = TemporaryFolder::create().unwrap();
+        let path = folder.path().to_owned();
+        assert_eq!(mode(&path), 0o700);
+        fs::create_dir(path.join("inside")).unwrap();
+        fs::write(path.join("inside/file"), "x").unwrap();
+        drop(folder);
+        assert!(!path.exists());
     }
 
     #[test]

@@ -137,7 +137,7 @@ impl Steps {
                 Some(Steps::at(StepsFrom::LowPoints, low_points))
             }
             (Some((requests, starts)), _) => Some(Steps {
-                has_loss: history.computes_loss(requests),
+                has_loss: history.computes_loss(requests, &starts),
                 repeats_until: history.repeats_until(requests, &starts),
                 ..Steps::at(StepsFrom::Period(requests), starts)
             }),
@@ -464,10 +464,13 @@ impl RequestHistory {
         Ok(history)
     }
 
-    /// Whether a loss is computed in the last turn of a period.
-    fn computes_loss(&self, period: usize) -> bool {
-        let turn = &self.sites[self.sites.len().saturating_sub(period)..];
-        turn.iter().any(|&site| self.losses.get(site as usize).copied().unwrap_or(false))
+    /// Whether a loss is computed in every step of one period. The first step is what was left over.
+    fn computes_loss(&self, period: usize, starts: &[u64]) -> bool {
+        let is_loss = |site: &u64| self.losses.get(*site as usize).copied().unwrap_or(false);
+        starts.iter().skip(1).all(|start| {
+            let first = self.places.partition_point(|place| place < start);
+            self.sites.iter().skip(first).take(period).any(is_loss)
+        })
     }
 
     /// The event of the first request after the last of these steps.
@@ -497,9 +500,9 @@ impl RequestHistory {
     }
 }
 
-/// Whether a call site computes a loss: with it a pass of a model ends.
+/// Whether a call site computes a loss, by the names of its file and function: with it a pass of a model ends.
 fn names_loss(site: &str) -> bool {
-    let site = site.to_lowercase();
+    let site = site.rsplit('/').next().unwrap_or(site).to_lowercase();
     site.contains("loss") || site.contains("cross_entropy")
 }
 
@@ -605,6 +608,29 @@ mod steps_tests {
         }
         let steps = Steps::find(&builder.finish("varying lengths"), None).unwrap();
         assert_eq!((steps.from, steps.starts.len()), (StepsFrom::Period(80), 7));
+    }
+
+    /// The layers of one pass, then its loss: only a loss in every turn makes turns to steps.
+    #[test]
+    fn a_loss_after_the_layers_of_one_pass_is_not_in_every_step() {
+        let has_loss = |in_every_turn: bool| {
+            let mut builder = TraceBuilder::new();
+            let layer = builder.site("/home/loss/model.py:5 forward");
+            let loss = builder.site("/home/loss/train.py:9 cross_entropy");
+            for turn in 0..8 {
+                for &bytes in &SIZES {
+                    builder.alloc_at(bytes, StreamId::DEFAULT, TagId(0), layer);
+                }
+                if in_every_turn || turn == 7 {
+                    builder.alloc_at(9000, StreamId::DEFAULT, TagId(0), loss);
+                }
+            }
+            let steps = Steps::find(&builder.finish("one pass or eight"), None).unwrap();
+            assert!(matches!(steps.from, StepsFrom::Period(_)), "{:?}", steps.from);
+            steps.has_loss
+        };
+        assert!(has_loss(true));
+        assert!(!has_loss(false));
     }
 
     #[test]

@@ -1,6 +1,13 @@
-//! Rehearsals of real PyTorch, where a wheel is at hand: `OOMPH_REHEARSE_TORCH` names its site folder.
+//! Rehearsals of real PyTorch, where a wheel is at hand: `OOMPH_REHEARSE_TORCH` names its site folder, otherwise it is
+//! `target/rehearse-site`, which `tools/shadow/site.sh` makes.
 
-use std::{env, fs, path::Path};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Output,
+};
+
+use tempfile::TempDir;
 
 use crate::command::oomph;
 
@@ -17,20 +24,40 @@ for step in range(6):
 print(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
 ";
 
+/// The folder with a PyTorch wheel for CUDA, or `None` after the reason was printed.
+pub(super) fn site() -> Option<PathBuf> {
+    let made = || Path::new(env!("CARGO_MANIFEST_DIR")).join("target/rehearse-site");
+    let site = env::var_os("OOMPH_REHEARSE_TORCH").map_or_else(made, PathBuf::from);
+    if !site.join("torch/version.py").exists() {
+        eprintln!("skipped: no PyTorch wheel for CUDA in {}; tools/shadow/site.sh downloads one", site.display());
+        return None;
+    }
+    Some(site)
+}
+
+/// Runs a command in a rehearsal of real PyTorch, with the recordings in `out`.
+pub(super) fn rehearse(folder: &Path, site: &Path, options: &[&str], words: &[&str]) -> Output {
+    let mut command = oomph(folder);
+    command.args(["rehearse", "--format", "json"]).args(options).arg("--").args(words);
+    command.env("PYTHONPATH", site).output().unwrap()
+}
+
+/// A folder with the recordings of a command that succeeds, in `out`.
+pub(super) fn rehearsed(words: &[&str]) -> Option<TempDir> {
+    let folder = tempfile::tempdir().unwrap();
+    let output = rehearse(folder.path(), &site()?, &["-o", "out"], words);
+    let text = [&*output.stdout, &*output.stderr].map(String::from_utf8_lossy).concat();
+    assert_eq!(output.status.code(), Some(0), "{words:?}\n{text}");
+    Some(folder)
+}
+
 /// What PyTorch itself counted is what the answer says, and the model reproduces the recording.
 #[test]
 fn a_real_program_is_recorded_and_verified() {
-    let Ok(site) = env::var("OOMPH_REHEARSE_TORCH") else {
-        eprintln!("skipped: OOMPH_REHEARSE_TORCH does not name a site folder with a PyTorch wheel for CUDA");
-        return;
-    };
+    let Some(site) = site() else { return };
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("train.py"), PROGRAM).unwrap();
-    let run = |options: &[&str]| {
-        let mut command = oomph(folder.path());
-        command.args(["rehearse", "--format", "json"]).args(options).args(["--", "python3", "train.py"]);
-        command.env("PYTHONPATH", Path::new(&site)).output().unwrap()
-    };
+    let run = |options: &[&str]| rehearse(folder.path(), &site, options, &["python3", "train.py"]);
     let output = run(&["-o", "out"]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(output.status.code(), Some(0), "{text}{}", String::from_utf8_lossy(&output.stderr));

@@ -2,7 +2,7 @@
 
 use oomph::models::Recipe;
 
-use crate::allocator_actions::{Action, actions, assert_equal_actions, recorded};
+use crate::allocator_actions::{Action, actions, assert_equal_actions, recorded, with_sorted_frees};
 
 fn generated(settings: &[(&str, &str)]) -> Vec<Action> {
     let recipe = settings.iter().fold(Recipe::named("gpt-124m").unwrap(), |recipe, (key, text)| recipe.with(key, text));
@@ -21,15 +21,6 @@ fn plain_run_matches_recording_by_action() {
 #[test]
 fn half_batch_matches_recording_by_action() {
     assert_equal_actions("train_halfbatch", &recorded("train_halfbatch"), &generated(&[("batch", "4")]));
-}
-
-/// Sorts every run of frees: autocast drops its copies of weights in the order of a hash table of
-/// addresses.
-fn with_sorted_frees(mut actions: Vec<Action>) -> Vec<Action> {
-    for run in actions.chunk_by_mut(|one, next| matches!((one, next), (Action::Free { .. }, Action::Free { .. }))) {
-        run.sort_unstable();
-    }
-    actions
 }
 
 #[test]

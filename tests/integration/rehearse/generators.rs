@@ -1,0 +1,46 @@
+//! The transformer generator against rehearsed PyTorch, request by request, for sizes that were never recorded on a GPU.
+
+use std::path::Path;
+
+use oomph::{base::NoProgress, models::Recipe, trace};
+
+use super::truth::rehearsed;
+use crate::allocator_actions::{actions, assert_equal_actions, with_sorted_frees};
+
+/// Layers, width, heads, vocabulary, context and batch, and the techniques.
+const PROGRAMS: [([u32; 6], &str); 8] = [
+    ([3, 192, 3, 1000, 200, 4], ""),
+    ([2, 320, 5, 3001, 96, 12], "sgd"),
+    ([4, 256, 4, 777, 130, 8], "ckpt"),
+    ([2, 512, 4, 5000, 256, 4], "accum4"),
+    ([3, 128, 2, 2048, 64, 16], "zero_fill,inplace"),
+    ([2, 384, 6, 1500, 333, 2], "offload"),
+    ([3, 256, 2, 900, 512, 3], "amp"),
+    ([5, 192, 3, 4096, 100, 6], "amp,ckpt,empty_cache"),
+];
+const NAMES: [&str; 6] = ["layers", "width", "heads", "vocab", "context", "batch"];
+const STEPS: &str = "3";
+
+#[test]
+fn the_transformer_generator_requests_what_pytorch_does() {
+    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/integration/rehearse/gpt.py");
+    let mut failures = Vec::new();
+    for (sizes, techniques) in PROGRAMS {
+        let sizes = sizes.map(|size| size.to_string());
+        let sizes_given: Vec<String> =
+            NAMES.iter().zip(&sizes).map(|(name, size)| format!("--{name}={size}")).collect();
+        let mut words = vec!["python3", program.to_str().unwrap(), "--steps", STEPS, "--techniques", techniques];
+        words.extend(sizes_given.iter().map(String::as_str));
+        let Some(folder) = rehearsed(&words) else { return };
+        let real = actions(&*trace::open(folder.path().join("out/rank-0.pickle"), &NoProgress).unwrap());
+        let recipe = Recipe::named("gpt-124m").unwrap().with("steps", STEPS).with("techniques", techniques);
+        let recipe = NAMES.iter().zip(&sizes).fold(recipe, |recipe, (name, size)| recipe.with(name, size));
+        let ours = actions(&recipe.workload().unwrap());
+        let name = format!("{} {techniques}", sizes.join(" x "));
+        let (real, ours) = (with_sorted_frees(real), with_sorted_frees(ours));
+        if let Err(panic) = std::panic::catch_unwind(|| assert_equal_actions(&name, &real, &ours)) {
+            failures.push(panic.downcast_ref::<String>().cloned().unwrap());
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
