@@ -2,7 +2,9 @@
 
 pub mod backend;
 mod convolutions;
+pub mod installed;
 pub mod legacy;
+mod twins;
 mod workspace;
 
 /// `CUDNN_STATUS_SUCCESS`.
