@@ -84,7 +84,7 @@ impl Descriptor {
         state::locked(&self.values)
     }
 
-    fn set(&self, attribute: i32, value: Value) {
+    pub fn set(&self, attribute: i32, value: Value) {
         self.values().insert(attribute, value);
     }
 
@@ -221,7 +221,7 @@ pub fn engine_config(heuristics: &Descriptor) -> Shared {
     Descriptor::with(ENGINE_CONFIG, [(CONFIG_ENGINE, Value::Descriptors(vec![engine]))])
 }
 
-fn get_attribute(handle: u64, attribute: i32, kind: i32, wanted: i64, found: Out<i64>, elements: *mut u8) -> i32 {
+pub fn get_attribute(handle: u64, attribute: i32, kind: i32, wanted: i64, found: Out<i64>, elements: *mut u8) -> i32 {
     let Some(descriptor) = borrow(handle) else {
         found.set(0);
         return BAD_PARAM;

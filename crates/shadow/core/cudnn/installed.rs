@@ -40,15 +40,15 @@ type LastError = extern "C" fn(*mut c_char, usize);
 /// Functions of the library, in the order in which `_oomph_cudnn.py` passes their addresses.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Functions {
-    create: Create,
-    destroy: WithDescriptor,
-    set: Set,
-    get: Get,
-    finalize: WithDescriptor,
-    version: Number,
-    cuda_version: Number,
-    last_error: LastError,
+pub struct Functions {
+    pub create: Create,
+    pub destroy: WithDescriptor,
+    pub set: Set,
+    pub get: Get,
+    pub finalize: WithDescriptor,
+    pub version: Number,
+    pub cuda_version: Number,
+    pub last_error: LastError,
 }
 
 thread_local! {
@@ -129,7 +129,7 @@ fn concluded(status: i32) -> Result<(), i32> {
 }
 
 /// The properties of the card, with the names that cuDNN reads. Clock rates are those of the H200.
-fn device_json(card: &Card) -> String {
+pub fn device_json(card: &Card) -> String {
     let limits = properties::limits_of(card.major, card.minor);
     let quoted = card.name.replace(['"', '\\'], "");
     format!(
@@ -157,7 +157,7 @@ fn device_json(card: &Card) -> String {
 }
 
 /// Whether a library of this version, built for this CUDA, can answer for a program with that CUDA.
-fn check_versions(version: usize, cuda: usize, program_cuda: usize) -> Result<(), String> {
+pub fn check_versions(version: usize, cuda: usize, program_cuda: usize) -> Result<(), String> {
     if version < FIRST_VERSION {
         return Err(format!("cuDNN {}.{} is installed", version / 10_000, version / 100 % 100));
     }
@@ -191,7 +191,7 @@ pub extern "C" fn oomph_shadow_on_convolution(search: usize) {
 }
 
 /// Takes a library; says why not.
-fn take(functions: Functions) -> Result<&'static Installed, String> {
+pub fn take(functions: Functions) -> Result<&'static Installed, String> {
     check_versions(inside(|| (functions.version)()), inside(|| (functions.cuda_version)()), card().cuda as usize)?;
     let library = Installed { functions, device: OnceLock::new() };
     library.describe_device().map_err(|status| {

@@ -3,6 +3,8 @@
 pub mod backend;
 mod convolutions;
 pub mod installed;
+#[cfg(test)]
+mod installed_tests;
 pub mod legacy;
 mod twins;
 mod workspace;

@@ -185,7 +185,7 @@ fn get_descriptors(
 }
 
 /// A small convolution: 2 images of 8 channels, 8 filters of 3 x 3, in float32.
-fn sample_graph() -> Shared {
+pub fn sample_graph() -> Shared {
     let numbers = |kind: i32, values: &[i64]| {
         let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         Value::Bytes { kind, count: values.len() as i64, bytes }
