@@ -17,8 +17,9 @@ use super::{
 use crate::base::{fnv1a, write_file};
 
 /// Injected by `PYTHONPATH`.
-const MODULES: [(&str, &str); 2] = [
+const MODULES: [(&str, &str); 3] = [
     ("sitecustomize.py", include_str!("python/sitecustomize.py")),
+    ("_oomph_cudnn.py", include_str!("python/_oomph_cudnn.py")),
     ("_oomph_rehearsal.py", include_str!("python/_oomph_rehearsal.py")),
 ];
 

@@ -125,6 +125,9 @@ pub struct ProcessFacts {
     pub problems: Vec<FileText>,
     /// What the shadow GPU counted.
     pub shadow: Option<ShadowFacts>,
+    /// Why the installed cuDNN does not answer for convolutions, if the program runs any.
+    #[serde(default)]
+    pub cudnn_reason: Option<FileText>,
 }
 
 /// The memory of one device in one process.

@@ -84,6 +84,12 @@ pub struct RehearsalRecord {
     pub unserved: Vec<FileText>,
     /// Assumptions that were used.
     pub assumptions: Vec<FileText>,
+    /// Plans of convolutions whose workspace the installed cuDNN gave.
+    pub convolutions_by_cudnn: u64,
+    /// Plans of convolutions whose workspace follows a rule.
+    pub convolutions_by_rule: u64,
+    /// Why the installed cuDNN does not answer for convolutions.
+    pub cudnn_reason: Option<FileText>,
     /// What could not be recorded.
     pub problems: Vec<FileText>,
     /// PyTorch's version.
@@ -100,6 +106,7 @@ impl RehearsalRecord {
         let longest = processes.iter().max_by_key(|process| process.steps);
         let path = |device: &DeviceFacts| Some(path_text(&folder.join(device.recording.as_ref()?)));
         let shadows = || processes.iter().filter_map(|process| process.shadow.as_ref());
+        let count = |name: &str| shadows().filter_map(|shadow| shadow.assumptions.get(&FileText::from(name))).sum();
         RehearsalRecord {
             card: card.to_string(),
             total_bytes: card.total_bytes(),
@@ -123,6 +130,9 @@ impl RehearsalRecord {
             reads: reads(outcome),
             unserved: distinct(shadows().flat_map(|shadow| &shadow.unserved)),
             assumptions: distinct(shadows().flat_map(|shadow| shadow.assumptions.keys())),
+            convolutions_by_cudnn: count("cudnn_convolution_workspace_by_cudnn"),
+            convolutions_by_rule: count("cudnn_convolution_workspace_by_rule"),
+            cudnn_reason: processes.iter().find_map(|process| process.cudnn_reason.clone()),
             problems: distinct(processes.iter().flat_map(|process| &process.problems)),
             torch: longest.map(|process| process.torch.clone()).unwrap_or_default(),
             variant: None,

@@ -10,6 +10,7 @@ mod changes;
 mod checksum;
 mod claims;
 pub mod command_line;
+mod convolutions;
 mod details;
 mod environment;
 mod error;

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::{
-    Medium, Render, ReportError, advice,
+    Medium, Render, ReportError, advice, convolutions,
     kernel_name::kernel_name,
     render::{TextTable, counted, maybe_bytes},
 };
@@ -258,7 +258,7 @@ fn details(record: &RehearsalRecord, holders: &MemoryHolders) -> String {
     }
     text.push_str(&unknown(&record.reads));
     for name in &record.assumptions {
-        let _ = writeln!(text, "{}", line("assumed", &assumption(name)));
+        let _ = writeln!(text, "{}", line("assumed", &assumption(name, record)));
     }
     for (label, names) in [("not served", &record.unserved), ("problems", &record.problems)] {
         if !names.is_empty() {
@@ -278,13 +278,12 @@ fn details(record: &RehearsalRecord, holders: &MemoryHolders) -> String {
 }
 
 /// An assumption of the shadow GPU in words.
-fn assumption(name: &FileText) -> String {
+fn assumption(name: &FileText, record: &RehearsalRecord) -> String {
     let words = match name.raw() {
         "nonzero" => "half of the elements that are counted on the GPU are not zero, or the share given by --nonzero",
         "all_true" => "checks whether all elements have a property are true",
-        "cudnn_convolution_workspace_by_rule" => {
-            "workspaces of convolutions follow a rule from measurements on the H200; peaks of whole networks were up to 16 % off"
-        }
+        "cudnn_convolution_workspace_by_cudnn" => return convolutions::by_cudnn(record),
+        "cudnn_convolution_workspace_by_rule" => return convolutions::by_rule(record),
         "cudnn_recurrent_space_by_rule" => "workspaces of recurrent layers follow a rule",
         "cudnn_workspace_unknown" => "some workspaces of cuDNN are unknown and taken as empty",
         "nccl_buffers_not_counted" => "buffers of NCCL, which PyTorch does not count either, are taken as empty",

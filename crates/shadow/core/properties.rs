@@ -49,9 +49,9 @@ pub fn limits() -> Limits {
 
 /// Shared memory that the system takes from each block.
 pub const RESERVED_SHARED: i32 = 1024;
-/// Clock rates and bus of an H200; they decide no memory.
-const CLOCK_KHZ: i32 = 1_980_000;
-const MEMORY_CLOCK_KHZ: i32 = 3_201_000;
+/// Clock rates and bus of an H200.
+pub const CLOCK_KHZ: i32 = 1_980_000;
+pub const MEMORY_CLOCK_KHZ: i32 = 3_201_000;
 const BUS_BITS: i32 = 6144;
 
 /// Values by `cudaDeviceAttr`, which are the numbers of `CUdevice_attribute`. What is not listed is 0: not supported.

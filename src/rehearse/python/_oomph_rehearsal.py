@@ -19,6 +19,8 @@ import time
 from types import FrameType, ModuleType
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+from _oomph_cudnn import InstalledCudnn
+
 # Set by `oomph rehearse`.
 FOLDER = "OOMPH_REHEARSE_FOLDER"
 PROGRAM = "OOMPH_REHEARSE_PROGRAM"
@@ -126,6 +128,7 @@ class ShadowLibraries:
         # Triton links its launchers with the driver that it finds.
         os.environ.setdefault("TRITON_LIBCUDA_PATH", self.folder)
         self.callback: Any = None
+        self.cudnn = InstalledCudnn(self.core, torch_folder, files)
 
     def files(self, torch_folder: str) -> List[str]:
         """The core first. `oomph` writes them where they are missing; the processes of one program ask once."""
@@ -446,6 +449,7 @@ class Rehearsal:
                 for (where, kernel), (count, length, kind) in sorted(self.reads.items())
             ],
             "problems": self.problems,
+            "cudnn_reason": self.libraries.cudnn.reason,
             "shadow": self.libraries.report(),
         }
         write_whole(os.path.join(folder, self.name + ".json"), json.dumps(facts, indent=1).encode())

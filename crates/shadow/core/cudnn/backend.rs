@@ -1,4 +1,5 @@
 //! cuDNN's backend API: descriptors keep what is set, heuristics give one engine, a plan has a workspace.
+//! For convolutions the installed cuDNN answers where there is one ([`twins`]).
 //!
 //! Numbers of descriptor types and attributes are those of `cudnn_graph.h`.
 
@@ -7,33 +8,39 @@ use std::{
     sync::{Arc, Mutex, MutexGuard},
 };
 
-use super::{BAD_PARAM, SUCCESS, workspace};
+use super::{
+    BAD_PARAM, SUCCESS,
+    twins::{self, Twinned},
+    workspace,
+};
 use crate::{
     arguments::{In, Out, host_bytes, is_host},
     launch, state, streams,
 };
 
 /// Types of descriptors (`cudnnBackendDescriptorType_t`).
-const ENGINE: i32 = 2;
-const ENGINE_CONFIG: i32 = 3;
-const HEURISTICS: i32 = 4;
-const PLAN: i32 = 5;
-const OPERATION_GRAPH: i32 = 15;
+pub const ENGINE: i32 = 2;
+pub const ENGINE_CONFIG: i32 = 3;
+pub const HEURISTICS: i32 = 4;
+pub const PLAN: i32 = 5;
+pub const OPERATION_GRAPH: i32 = 15;
 /// Attributes (`cudnnBackendAttributeName_t`).
-const HEURISTICS_GRAPH: i32 = 201;
-const HEURISTICS_RESULTS: i32 = 202;
-const CONFIG_ENGINE: i32 = 300;
+pub const HEURISTICS_MODE: i32 = 200;
+pub const HEURISTICS_GRAPH: i32 = 201;
+pub const HEURISTICS_RESULTS: i32 = 202;
+pub const CONFIG_ENGINE: i32 = 300;
 const CONFIG_WORKSPACE: i32 = 303;
 const CONFIG_SHARED_MEMORY: i32 = 304;
-const PLAN_CONFIG: i32 = 401;
-const PLAN_WORKSPACE: i32 = 402;
-const GRAPH_OPERATIONS: i32 = 801;
+pub const PLAN_CONFIG: i32 = 401;
+pub const PLAN_WORKSPACE: i32 = 402;
+pub const GRAPH_OPERATIONS: i32 = 801;
 const GRAPH_ENGINE_COUNT: i32 = 802;
-const ENGINE_GRAPH: i32 = 1300;
+pub const ENGINE_GRAPH: i32 = 1300;
 const ENGINE_INDEX: i32 = 1301;
 /// Types of attributes (`cudnnBackendAttributeType_t`).
-const INT64: i32 = 3;
-const DESCRIPTOR: i32 = 15;
+pub const HANDLE: i32 = 0;
+pub const INT64: i32 = 3;
+pub const DESCRIPTOR: i32 = 15;
 const CHARACTER: i32 = 24;
 
 /// Bytes of an element of an attribute.
@@ -41,7 +48,7 @@ fn width(kind: i32) -> usize {
     match kind {
         2 | CHARACTER => 1,
         // Handle, 64-bit integer, double, pointer, descriptor.
-        0 | INT64 | 5 | 6 | DESCRIPTOR => 8,
+        HANDLE | INT64 | 5 | 6 | DESCRIPTOR => 8,
         26 => 16,
         // Enumerations, floats, 32-bit integers.
         _ => 4,
@@ -52,27 +59,46 @@ fn width(kind: i32) -> usize {
 pub struct Descriptor {
     pub kind: i32,
     values: Mutex<BTreeMap<i32, Value>>,
+    twin: Mutex<Twinned>,
 }
 
 pub type Shared = Arc<Descriptor>;
 
 #[derive(Clone)]
-enum Value {
-    Bytes { count: i64, bytes: Vec<u8> },
+pub enum Value {
+    Bytes { kind: i32, count: i64, bytes: Vec<u8> },
     Descriptors(Vec<Shared>),
 }
 
 impl Descriptor {
     fn new(kind: i32) -> Shared {
-        Arc::new(Descriptor { kind, values: Mutex::default() })
+        Descriptor::with(kind, [])
+    }
+
+    /// A descriptor with values.
+    pub fn with(kind: i32, values: impl IntoIterator<Item = (i32, Value)>) -> Shared {
+        Arc::new(Descriptor { kind, values: Mutex::new(values.into_iter().collect()), twin: Mutex::default() })
     }
 
     fn values(&self) -> MutexGuard<'_, BTreeMap<i32, Value>> {
         state::locked(&self.values)
     }
 
-    fn set(&self, attribute: i32, value: Value) {
+    pub fn set(&self, attribute: i32, value: Value) {
         self.values().insert(attribute, value);
+    }
+
+    /// All attributes that were set.
+    pub fn all_values(&self) -> BTreeMap<i32, Value> {
+        self.values().clone()
+    }
+
+    pub fn twin(&self) -> Twinned {
+        state::locked(&self.twin).clone()
+    }
+
+    pub fn set_twin(&self, twin: Twinned) {
+        *state::locked(&self.twin) = twin;
     }
 
     /// The descriptors of an attribute.
@@ -114,7 +140,7 @@ impl Descriptor {
     }
 
     /// Takes over all values of another.
-    fn copy_from(&self, other: &Descriptor) {
+    pub fn copy_from(&self, other: &Descriptor) {
         let values = other.values().clone();
         *self.values() = values;
     }
@@ -133,7 +159,7 @@ impl Descriptor {
 }
 
 /// The descriptor behind a handle that `cudnnBackendCreateDescriptor` gave.
-fn borrow(handle: u64) -> Option<Shared> {
+pub fn borrow(handle: u64) -> Option<Shared> {
     if !is_host(handle as *const Descriptor) {
         return None;
     }
@@ -166,7 +192,7 @@ fn set_attribute(handle: u64, attribute: i32, kind: i32, count: i64, elements: *
         let list = In(elements.cast::<u64>());
         Value::Descriptors((0..count as usize).filter_map(|index| borrow(list.get_at(index)?)).collect())
     } else {
-        Value::Bytes { count, bytes: host_bytes(elements, count as usize * width(kind)).to_vec() }
+        Value::Bytes { kind, count, bytes: host_bytes(elements, count as usize * width(kind)).to_vec() }
     };
     descriptor.set(attribute, value);
     SUCCESS
@@ -188,20 +214,22 @@ fn number(found: Out<i64>, elements: *mut u8, value: i64) -> i32 {
 }
 
 /// One engine for the graph of a heuristics descriptor.
-fn engine_config(heuristics: &Descriptor) -> Shared {
-    let engine = Descriptor::new(ENGINE);
-    engine.set(ENGINE_GRAPH, Value::Descriptors(heuristics.descriptors(HEURISTICS_GRAPH)));
-    engine.set(ENGINE_INDEX, Value::Bytes { count: 1, bytes: vec![0; 8] });
-    let config = Descriptor::new(ENGINE_CONFIG);
-    config.set(CONFIG_ENGINE, Value::Descriptors(vec![engine]));
-    config
+pub fn engine_config(heuristics: &Descriptor) -> Shared {
+    let graph = Value::Descriptors(heuristics.descriptors(HEURISTICS_GRAPH));
+    let index = Value::Bytes { kind: INT64, count: 1, bytes: vec![0; 8] };
+    let engine = Descriptor::with(ENGINE, [(ENGINE_GRAPH, graph), (ENGINE_INDEX, index)]);
+    Descriptor::with(ENGINE_CONFIG, [(CONFIG_ENGINE, Value::Descriptors(vec![engine]))])
 }
 
-fn get_attribute(handle: u64, attribute: i32, kind: i32, wanted: i64, found: Out<i64>, elements: *mut u8) -> i32 {
+pub fn get_attribute(handle: u64, attribute: i32, kind: i32, wanted: i64, found: Out<i64>, elements: *mut u8) -> i32 {
     let Some(descriptor) = borrow(handle) else {
         found.set(0);
         return BAD_PARAM;
     };
+    if let Some(answer) = twins::get(&descriptor, attribute, kind, wanted, elements) {
+        found.set(answer.unwrap_or(0));
+        return answer.err().unwrap_or(SUCCESS);
+    }
     match (descriptor.kind, attribute) {
         (HEURISTICS, HEURISTICS_RESULTS) => {
             found.set(1);
@@ -232,7 +260,7 @@ fn get_attribute(handle: u64, attribute: i32, kind: i32, wanted: i64, found: Out
         return SUCCESS;
     }
     match descriptor.values().get(&attribute) {
-        Some(Value::Bytes { count, bytes }) => {
+        Some(Value::Bytes { count, bytes, .. }) => {
             found.set(*count);
             let length = bytes.len().min(wanted.max(0) as usize * width(kind));
             (0..length).for_each(|index| Out(elements).set_at(index, bytes[index]));
@@ -255,7 +283,7 @@ cuda_functions! {
     fn cudnnBackendCreateDescriptor(kind: i32, handle: Out<u64>) -> i32 { create(kind, handle) }
     fn cudnnBackendDestroyDescriptor(handle: u64) -> i32 { destroy(handle) }
     fn cudnnBackendInitialize(_handle: u64) -> i32 { SUCCESS }
-    fn cudnnBackendFinalize(_handle: u64) -> i32 { SUCCESS }
+    fn cudnnBackendFinalize(handle: u64) -> i32 { borrow(handle).map_or(SUCCESS, |descriptor| twins::finalize(&descriptor)) }
     fn cudnnBackendSetAttribute(handle: u64, attribute: i32, kind: i32, count: i64, elements: *const u8) -> i32 { set_attribute(handle, attribute, kind, count, elements) }
     fn cudnnBackendGetAttribute(handle: u64, attribute: i32, kind: i32, wanted: i64, found: Out<i64>, elements: *mut u8) -> i32 {
         get_attribute(handle, attribute, kind, wanted, found, elements)

@@ -2,7 +2,11 @@
 
 pub mod backend;
 mod convolutions;
+pub mod installed;
+#[cfg(test)]
+mod installed_tests;
 pub mod legacy;
+mod twins;
 mod workspace;
 
 /// `CUDNN_STATUS_SUCCESS`.

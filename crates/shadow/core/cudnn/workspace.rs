@@ -7,7 +7,7 @@ use super::{
 use crate::{state, streams};
 
 /// Types of operations (`cudnnBackendDescriptorType_t`).
-const CONVOLUTION_FORWARD: i32 = 10;
+pub const CONVOLUTION_FORWARD: i32 = 10;
 const CONVOLUTION_BACKWARD_FILTER: i32 = 11;
 const CONVOLUTION_BACKWARD_DATA: i32 = 12;
 const TENSOR: i32 = 17;
@@ -54,7 +54,7 @@ fn is_channels_last(tensor: &Descriptor) -> bool {
     dimensions.len() < 2 || dimensions[1] == 1 || strides.get(1) == Some(&1)
 }
 
-fn is_convolution(operation: &Descriptor) -> bool {
+pub fn is_convolution(operation: &Descriptor) -> bool {
     matches!(operation.kind, CONVOLUTION_FORWARD | CONVOLUTION_BACKWARD_FILTER | CONVOLUTION_BACKWARD_DATA)
 }
 
