@@ -8,7 +8,8 @@ use std::{
 use serde::Serialize;
 
 use super::{
-    facts::{DeviceFacts, OomFacts, ReadFacts},
+    compile_cache::CompileCacheState,
+    facts::{CompileFacts, DeviceFacts, OomFacts, ReadFacts},
     program::{ProgramEnd, ProgramOutcome},
 };
 use crate::{
@@ -84,6 +85,10 @@ pub struct RehearsalRecord {
     pub unserved: Vec<FileText>,
     /// Assumptions that were used.
     pub assumptions: Vec<FileText>,
+    /// What torch.compile did in all ranks, where it was used.
+    pub compile: Option<CompileFacts>,
+    /// What it found in its cache.
+    pub compile_cache: CompileCacheState,
     /// What could not be recorded.
     pub problems: Vec<FileText>,
     /// PyTorch's version.
@@ -123,6 +128,8 @@ impl RehearsalRecord {
             reads: reads(outcome),
             unserved: distinct(shadows().flat_map(|shadow| &shadow.unserved)),
             assumptions: distinct(shadows().flat_map(|shadow| shadow.assumptions.keys())),
+            compile: compiled(outcome),
+            compile_cache: outcome.compile_cache.clone(),
             problems: distinct(processes.iter().flat_map(|process| &process.problems)),
             torch: longest.map(|process| process.torch.clone()).unwrap_or_default(),
             variant: None,
@@ -162,6 +169,14 @@ fn failure(outcome: &ProgramOutcome) -> Option<String> {
     }
 }
 
+/// What torch.compile did in all ranks.
+fn compiled(outcome: &ProgramOutcome) -> Option<CompileFacts> {
+    let mut ranks = outcome.processes.iter().filter_map(|process| process.compile.as_ref());
+    let mut sum = ranks.next()?.clone();
+    ranks.for_each(|rank| sum.add(rank));
+    Some(sum)
+}
+
 /// Reads of all ranks, by line and kernel.
 fn reads(outcome: &ProgramOutcome) -> Vec<ReadFacts> {
     let mut by_line: BTreeMap<(FileText, FileText), ReadFacts> = BTreeMap::new();
@@ -198,7 +213,13 @@ mod tests {
     }
 
     fn outcome(code: i32, processes: Vec<ProcessFacts>) -> ProgramOutcome {
-        ProgramOutcome { status: ExitStatus::from_raw(code << 8), ended_by: None, wall: Duration::ZERO, processes }
+        ProgramOutcome {
+            status: ExitStatus::from_raw(code << 8),
+            ended_by: None,
+            wall: Duration::ZERO,
+            processes,
+            compile_cache: CompileCacheState::Empty,
+        }
     }
 
     fn record(outcome: &ProgramOutcome) -> RehearsalRecord {

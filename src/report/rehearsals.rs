@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use super::{
     Medium, Render, ReportError,
     kernel_name::kernel_name,
+    rehearsal_compile,
     render::{TextTable, counted, maybe_bytes},
 };
 use crate::{
@@ -232,6 +233,9 @@ fn details(record: &RehearsalRecord, holders: &[RequesterUsage]) -> String {
         for holder in holders.iter().take(SHOWN) {
             let _ = writeln!(text, "  {:>10}  {}", Bytes(holder.live_bytes).to_string(), holder.name);
         }
+    }
+    if let Some(compile) = &record.compile {
+        let _ = writeln!(text, "{}", line("compile", &rehearsal_compile::note(compile, &record.compile_cache)));
     }
     text.push_str(&unknown(&record.reads));
     for name in &record.assumptions {

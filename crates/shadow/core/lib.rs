@@ -36,6 +36,7 @@ mod every_function;
 mod host_memory;
 mod launch;
 mod memory;
+mod modules;
 mod nccl;
 mod nvml;
 mod nvrtc;
@@ -58,6 +59,7 @@ const SUBJECTS: &[&[(&str, binding::Code)]] = &[
     host_memory::FUNCTIONS,
     launch::FUNCTIONS,
     memory::FUNCTIONS,
+    modules::FUNCTIONS,
     nccl::FUNCTIONS,
     nvml::FUNCTIONS,
     nvrtc::FUNCTIONS,

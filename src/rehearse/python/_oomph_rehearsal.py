@@ -19,6 +19,8 @@ import time
 from types import FrameType, ModuleType
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+from _oomph_compile import compile_facts, is_helper
+
 # Set by `oomph rehearse`.
 FOLDER = "OOMPH_REHEARSE_FOLDER"
 PROGRAM = "OOMPH_REHEARSE_PROGRAM"
@@ -446,6 +448,7 @@ class Rehearsal:
                 for (where, kernel), (count, length, kind) in sorted(self.reads.items())
             ],
             "problems": self.problems,
+            "compile": compile_facts(),
             "shadow": self.libraries.report(),
         }
         write_whole(os.path.join(folder, self.name + ".json"), json.dumps(facts, indent=1).encode())
@@ -534,7 +537,8 @@ class TorchFinder:
             describe_device(folder)
             libraries = ShadowLibraries(folder)
             original(module)
-            Rehearsal(module, libraries, folder).attach()
+            if not is_helper(folder):
+                Rehearsal(module, libraries, folder).attach()
 
         loader.exec_module = exec_module
 
