@@ -262,6 +262,7 @@ fn details(record: &RehearsalRecord, holders: &[RequesterUsage]) -> String {
 fn assumption(name: &FileText) -> String {
     let words = match name.raw() {
         "nonzero" => "half of the elements that are counted on the GPU are not zero, or the share given by --nonzero",
+        "false" => "conditions on values that were not computed are false: a program does not stop early",
         "all_true" => "checks whether all elements have a property are true",
         "cudnn_convolution_workspace_by_rule" => {
             "workspaces of convolutions follow a rule from measurements on the H200; peaks of whole networks were up to 16 % off"

@@ -26,6 +26,7 @@ mod report;
 mod state;
 
 mod capture;
+mod compute;
 mod copies;
 mod cublas;
 mod cudnn;
