@@ -21,6 +21,7 @@ const MODULES: [(&str, &str); 3] = [
     ("sitecustomize.py", include_str!("python/sitecustomize.py")),
     ("_oomph_cudnn.py", include_str!("python/_oomph_cudnn.py")),
     ("_oomph_rehearsal.py", include_str!("python/_oomph_rehearsal.py")),
+    ("_oomph_compile.py", include_str!("python/_oomph_compile.py")),
 ];
 
 /// Why the files cannot be provided.

@@ -123,11 +123,39 @@ pub struct ProcessFacts {
     pub reads: Vec<ReadFacts>,
     /// What could not be recorded.
     pub problems: Vec<FileText>,
+    /// What torch.compile did, where it was used.
+    #[serde(default)]
+    pub compile: Option<CompileFacts>,
     /// What the shadow GPU counted.
     pub shadow: Option<ShadowFacts>,
     /// Why the installed cuDNN does not answer for convolutions, if the program runs any.
     #[serde(default)]
     pub cudnn_reason: Option<FileText>,
+}
+
+/// What Inductor counted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CompileFacts {
+    /// The folder of its cache at the end.
+    pub cache: Option<String>,
+    /// Graphs that it found in its cache.
+    pub graphs_from_cache: u64,
+    /// Graphs that it compiled.
+    pub graphs_compiled: u64,
+    /// Candidates for kernels whose time it measured.
+    pub candidates_measured: u64,
+    /// Kernels that it chose by such times, where that is known.
+    pub kernels_chosen: Option<u64>,
+}
+
+impl CompileFacts {
+    /// Adds another process.
+    pub fn add(&mut self, other: &CompileFacts) {
+        self.graphs_from_cache += other.graphs_from_cache;
+        self.graphs_compiled += other.graphs_compiled;
+        self.candidates_measured += other.candidates_measured;
+        self.kernels_chosen = self.kernels_chosen.zip(other.kernels_chosen).map(|(one, two)| one + two);
+    }
 }
 
 /// The memory of one device in one process.

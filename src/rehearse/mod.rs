@@ -2,6 +2,7 @@
 //! NVIDIA's, starts the program and gathers what it recorded. Knows nothing of terminals.
 
 pub mod cache;
+pub mod compile_cache;
 pub mod facts;
 pub mod forwarder;
 pub mod needs;

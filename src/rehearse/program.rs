@@ -12,7 +12,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::facts::{EventKind, EventLog, ProcessFacts, ProgramEvent};
+use super::{
+    compile_cache::{CompileCache, CompileCacheState},
+    facts::{EventKind, EventLog, ProcessFacts, ProgramEvent},
+};
 use crate::{
     base::{TemporaryFolder, exit_description, exit_signal},
     device::Card,
@@ -102,6 +105,8 @@ pub struct ProgramOutcome {
     pub wall: Duration,
     /// What its processes wrote.
     pub processes: Vec<ProcessFacts>,
+    /// What torch.compile found in its cache.
+    pub compile_cache: CompileCacheState,
 }
 
 /// What ended a program that did not end by itself.
@@ -148,8 +153,10 @@ impl ProgramCommand {
         let temporary = TemporaryFolder::create().map_err(io_error(&env::temp_dir()))?;
         let path = temporary.path().join(EVENT_FILE);
         let mut log = EventLog::create(&path).map_err(io_error(&path))?;
+        let compile_cache = CompileCache::create(&self.folder).map_err(io_error(&self.folder))?;
         let began = Instant::now();
-        let mut running = RunningProgram { child: self.start(log.path())?, seen: SeenEvents::default() };
+        let mut running =
+            RunningProgram { child: self.start(log.path(), &compile_cache)?, seen: SeenEvents::default() };
         let mut ended_by = None;
         let status = loop {
             running.seen.take(&mut log, watch);
@@ -170,12 +177,14 @@ impl ProgramCommand {
         };
         running.seen.take(&mut log, watch);
         let processes = ProcessFacts::all_in(&self.folder).map_err(io_error(&self.folder))?;
-        let outcome = ProgramOutcome { status, ended_by, wall: began.elapsed(), processes };
+        let used = processes.iter().find_map(|process| process.compile.as_ref()?.cache.as_deref());
+        let compile_cache = compile_cache.state_for(used.map(Path::new));
+        let outcome = ProgramOutcome { status, ended_by, wall: began.elapsed(), processes, compile_cache };
         running.seen.judge(&outcome)?;
         Ok(outcome)
     }
 
-    fn start(&self, events: &Path) -> Result<Child, RehearsalError> {
+    fn start(&self, events: &Path, compile_cache: &CompileCache) -> Result<Child, RehearsalError> {
         let (program, arguments) = self.words.split_first().ok_or(RehearsalError::NoPython)?;
         let python_path = env::var_os("PYTHONPATH").filter(|path| !path.is_empty());
         let folders = [self.python.clone()].into_iter().chain(python_path.iter().flat_map(env::split_paths));
@@ -189,6 +198,7 @@ impl ProgramCommand {
             .env("OOMPH_REHEARSE_EVENTS", events)
             .env("OOMPH_SHADOW_DEVICE", self.device.to_string())
             .env_remove("OOMPH_REHEARSE_LIBRARIES");
+        compile_cache.set(&mut command);
         for (name, value) in [("OOMPH_REHEARSE_STEPS", self.steps), ("OOMPH_REHEARSE_LIMIT", self.limit_bytes)] {
             match value {
                 Some(value) => command.env(name, value.to_string()),

@@ -8,7 +8,8 @@ use std::{
 use serde::Serialize;
 
 use super::{
-    facts::{DeviceFacts, OomFacts, ReadFacts},
+    compile_cache::CompileCacheState,
+    facts::{CompileFacts, DeviceFacts, OomFacts, ReadFacts},
     program::{ProgramEnd, ProgramOutcome},
 };
 use crate::{
@@ -90,6 +91,10 @@ pub struct RehearsalRecord {
     pub convolutions_by_rule: u64,
     /// Why the installed cuDNN does not answer for convolutions.
     pub cudnn_reason: Option<FileText>,
+    /// What torch.compile did in all ranks, where it was used.
+    pub compile: Option<CompileFacts>,
+    /// What it found in its cache.
+    pub compile_cache: CompileCacheState,
     /// What could not be recorded.
     pub problems: Vec<FileText>,
     /// PyTorch's version.
@@ -133,6 +138,8 @@ impl RehearsalRecord {
             convolutions_by_cudnn: count("cudnn_convolution_workspace_by_cudnn"),
             convolutions_by_rule: count("cudnn_convolution_workspace_by_rule"),
             cudnn_reason: processes.iter().find_map(|process| process.cudnn_reason.clone()),
+            compile: compiled(outcome),
+            compile_cache: outcome.compile_cache.clone(),
             problems: distinct(processes.iter().flat_map(|process| &process.problems)),
             torch: longest.map(|process| process.torch.clone()).unwrap_or_default(),
             variant: None,
@@ -172,6 +179,14 @@ fn failure(outcome: &ProgramOutcome) -> Option<String> {
     }
 }
 
+/// What torch.compile did in all ranks.
+fn compiled(outcome: &ProgramOutcome) -> Option<CompileFacts> {
+    let mut ranks = outcome.processes.iter().filter_map(|process| process.compile.as_ref());
+    let mut sum = ranks.next()?.clone();
+    ranks.for_each(|rank| sum.add(rank));
+    Some(sum)
+}
+
 /// Reads of all ranks, by line and kernel.
 fn reads(outcome: &ProgramOutcome) -> Vec<ReadFacts> {
     let mut by_line: BTreeMap<(FileText, FileText), ReadFacts> = BTreeMap::new();
@@ -208,7 +223,13 @@ mod tests {
     }
 
     fn outcome(code: i32, processes: Vec<ProcessFacts>) -> ProgramOutcome {
-        ProgramOutcome { status: ExitStatus::from_raw(code << 8), ended_by: None, wall: Duration::ZERO, processes }
+        ProgramOutcome {
+            status: ExitStatus::from_raw(code << 8),
+            ended_by: None,
+            wall: Duration::ZERO,
+            processes,
+            compile_cache: CompileCacheState::Empty,
+        }
     }
 
     fn record(outcome: &ProgramOutcome) -> RehearsalRecord {

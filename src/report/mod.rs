@@ -26,6 +26,7 @@ mod partition;
 mod plan;
 pub mod plot;
 mod ranks;
+mod rehearsal_compile;
 mod rehearsals;
 mod releases;
 mod render;

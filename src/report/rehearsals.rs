@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use super::{
     Medium, Render, ReportError, advice, convolutions,
     kernel_name::kernel_name,
+    rehearsal_compile,
     render::{TextTable, counted, maybe_bytes},
 };
 use crate::{
@@ -256,6 +257,9 @@ fn details(record: &RehearsalRecord, holders: &MemoryHolders) -> String {
             let _ = writeln!(text, "  {:>10}  {site}", Bytes(*bytes).to_string());
         }
     }
+    if let Some(compile) = &record.compile {
+        let _ = writeln!(text, "{}", line("compile", &rehearsal_compile::note(compile, &record.compile_cache)));
+    }
     text.push_str(&unknown(&record.reads));
     for name in &record.assumptions {
         let _ = writeln!(text, "{}", line("assumed", &assumption(name, record)));
@@ -281,6 +285,7 @@ fn details(record: &RehearsalRecord, holders: &MemoryHolders) -> String {
 fn assumption(name: &FileText, record: &RehearsalRecord) -> String {
     let words = match name.raw() {
         "nonzero" => "half of the elements that are counted on the GPU are not zero, or the share given by --nonzero",
+        "false" => "conditions on values that were not computed are false: a program does not stop early",
         "all_true" => "checks whether all elements have a property are true",
         "cudnn_convolution_workspace_by_cudnn" => return convolutions::by_cudnn(record),
         "cudnn_convolution_workspace_by_rule" => return convolutions::by_rule(record),

@@ -1,9 +1,9 @@
 //! Capture of streams into graphs, and graphs.
 //!
 //! A capture belongs to the streams that take part: the one it began on and those that wait for an event recorded in it.
-//! A graph keeps how many nodes it has and how long its work takes.
+//! A graph keeps how many nodes it has, how long its work takes and where it writes.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use crate::{
     arguments::{Out, new_handle},
@@ -26,10 +26,12 @@ pub struct Captures {
 }
 
 /// What a graph does.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 struct GraphWork {
     nodes: u64,
     nanos: u64,
+    /// Addresses that its nodes may write: what is known there is forgotten by each launch.
+    writes: BTreeSet<u64>,
     /// The graph that the capture fills.
     graph: u64,
 }
@@ -49,8 +51,9 @@ impl Captures {
         let id = self.by_stream.get(&stream).copied()?;
         self.by_stream.retain(|_, of| *of != id);
         let work = self.active.remove(&id)?;
-        self.graphs.insert(work.graph, work);
-        Some(work.graph)
+        let graph = work.graph;
+        self.graphs.insert(graph, work);
+        Some(graph)
     }
 
     /// A stream waits for an event of a capture: it takes part from now on.
@@ -82,6 +85,13 @@ impl Captures {
         work.nodes += 1;
         work.nanos += nanos;
         true
+    }
+
+    /// A node of a stream's capture may write to an address.
+    pub fn note_write(&mut self, stream: u64, address: u64) {
+        if let Some(work) = self.by_stream.get(&stream).and_then(|id| self.active.get_mut(id)) {
+            work.writes.insert(address);
+        }
     }
 }
 
@@ -134,7 +144,7 @@ fn create_graph(graph: Out<u64>) -> i32 {
 /// An executable graph is a graph of its own: the one it was made from may be destroyed.
 fn instantiate(executable: Out<u64>, graph: u64) -> i32 {
     let mut shadow = state::lock();
-    let work = shadow.captures.graphs.get(&graph).copied().unwrap_or_default();
+    let work = shadow.captures.graphs.get(&graph).cloned().unwrap_or_default();
     let made = new_handle(0);
     shadow.captures.graphs.insert(made, work);
     executable.set(made);
@@ -143,7 +153,14 @@ fn instantiate(executable: Out<u64>, graph: u64) -> i32 {
 
 fn launch(executable: u64, stream: u64) -> i32 {
     let mut shadow = state::lock();
-    let nanos = shadow.captures.graphs.get(&executable).map_or(0, |work| work.nanos);
+    let shadow = &mut *shadow;
+    let work = shadow.captures.graphs.get(&executable);
+    let nanos = work.map_or(0, |work| work.nanos);
+    for &address in work.iter().flat_map(|work| &work.writes) {
+        if let Some((piece, bytes)) = shadow.values.piece_at(address) {
+            shadow.values.forget(piece, bytes);
+        }
+    }
     shadow.clocks.elapse(streams::LAUNCH_NANOS);
     shadow.clocks.run(stream, nanos);
     shadow.counters.graph_launches += 1;

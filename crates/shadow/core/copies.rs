@@ -63,6 +63,12 @@ fn copy(target: u64, source: u64, bytes: u64, stream: u64, host_waits: bool) -> 
     if !captured {
         shadow.clocks.run(stream, nanos);
     }
+    if captured && to_device {
+        // The copy happens when the graph is launched.
+        shadow.captures.note_write(stream, target);
+        shadow.values.forget(target, bytes);
+        return SUCCESS;
+    }
     let keep = card().keep;
     match (to_device, from_device) {
         (true, true) => shadow.values.carry(target, source, bytes, keep),
@@ -103,6 +109,11 @@ fn read(
         copy_host(target as *mut u8, known.as_ptr(), known.len());
         return SUCCESS;
     }
+    if let Some(count) = launch::last_count(&shadow, stream).filter(|_| bytes == 4 || bytes == 8) {
+        drop(shadow);
+        copy_host(target as *mut u8, count.to_le_bytes().as_ptr(), bytes as usize);
+        return SUCCESS;
+    }
     let (kernel, items) = launch::last_kernel(&shadow, stream);
     let (answer, value) = answer_for(&kernel, items, bytes);
     shadow.counters.note_read(&kernel, bytes, answer);
@@ -137,10 +148,13 @@ fn fill(target: u64, pattern: &[u8], count: u64, stream: u64) -> i32 {
     let mut shadow = state::lock();
     let nanos = streams::KERNEL_FLOOR_NANOS + bytes / DEVICE_COPY_BYTES_PER_NANO;
     shadow.clocks.elapse(streams::LAUNCH_NANOS);
-    if !shadow.captures.add_node(stream, nanos) {
+    let captured = shadow.captures.add_node(stream, nanos);
+    if captured {
+        shadow.captures.note_write(stream, target);
+    } else {
         shadow.clocks.run(stream, nanos);
     }
-    if bytes <= card().keep {
+    if bytes <= card().keep && !captured {
         shadow.values.put(target, pattern.repeat(count as usize));
     } else {
         shadow.values.forget(target, bytes);

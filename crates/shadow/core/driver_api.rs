@@ -1,11 +1,11 @@
-//! The driver API as Triton, Inductor and PyTorch's NVRTC path use it: contexts, modules, entry points by name.
+//! The driver API as Triton, Inductor and PyTorch's NVRTC path use it: contexts, entry points by name.
 
 use crate::{
     arguments::{Out, Text, new_handle},
     binding,
     card::{MAX_DEVICES, RESERVED_END, card},
     errors::{INVALID_DEVICE, NOT_FOUND, SUCCESS},
-    launch, state,
+    state,
     state::current,
 };
 
@@ -32,14 +32,6 @@ fn retain(context: Out<u64>, device: i32) -> i32 {
     let known = (0..card().devices).contains(&device);
     context.set(if known { context_of(device as usize) } else { 0 });
     if known { SUCCESS } else { INVALID_DEVICE }
-}
-
-/// A function of a module: a handle that knows its name.
-fn function(handle: Out<u64>, name: Text) -> i32 {
-    let made = new_handle(5);
-    launch::register(made, name.get());
-    handle.set(made);
-    SUCCESS
 }
 
 /// A variable of a module: an address on the device, at the end of the reserved ranges, which nothing else uses.
@@ -106,9 +98,6 @@ cuda_functions! {
     fn cuCtxGetDevice(device: Out<i32>) -> i32 { device.set(current::device() as i32); SUCCESS }
     fn cuCtxGetApiVersion(_context: u64, version: Out<u32>) -> i32 { version.set(card().cuda as u32); SUCCESS }
     fn cuStreamGetCtx(_stream: u64, context: Out<u64>) -> i32 { context.set(context_of(current::device())); SUCCESS }
-    fn cuModuleGetFunction(handle: Out<u64>, _module: u64, name: Text) -> i32 { function(handle, name) }
-    fn cuLibraryGetKernel(handle: Out<u64>, _library: u64, name: Text) -> i32 { function(handle, name) }
-    fn cuKernelGetFunction(handle: Out<u64>, kernel: u64) -> i32 { handle.set(kernel); SUCCESS }
     fn cuModuleGetGlobal_v2(pointer: Out<u64>, bytes: Out<u64>, _module: u64, _name: Text) -> i32 { variable(pointer, bytes) }
     fn cuLibraryGetGlobal(pointer: Out<u64>, bytes: Out<u64>, _library: u64, _name: Text) -> i32 { variable(pointer, bytes) }
     fn cudaGetSymbolAddress(pointer: Out<u64>, _symbol: u64) -> i32 { variable(pointer, Out(std::ptr::null_mut())) }

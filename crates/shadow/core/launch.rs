@@ -1,6 +1,6 @@
 //! Kernels: their names, their launches, and what a launch tells about values.
 //!
-//! Nothing runs. A launch takes time on its stream, is remembered as the last kernel of the stream (it made what is read
+//! Nothing runs, except small computations on known values (`compute`). A launch takes time on its stream, is remembered as the last kernel of the stream (it made what is read
 //! next), and ends the life of known values that it may overwrite: every known value whose address is among its arguments,
 //! except where the kernel is known to read it. PyTorch's element-wise kernels get their output as the first pointer, its
 //! reductions as the second, behind their input.
@@ -11,12 +11,13 @@
 use std::{
     cell::Cell,
     collections::HashMap,
-    sync::{Arc, LazyLock, RwLock},
+    sync::{Arc, LazyLock, OnceLock, RwLock},
 };
 
 use crate::{
     arguments::{In, Out, Text, is_host},
     card::is_device_address,
+    compute::{Computed, Recipe, compute},
     errors::{INVALID_VALUE, SUCCESS},
     state::{self, Shadow},
     streams,
@@ -26,6 +27,8 @@ use crate::{
 pub struct Kernel {
     name: String,
     kind: KernelKind,
+    /// What it computes, where that is known. Looked up at the first launch: most kernels are never launched.
+    recipe: OnceLock<Option<Recipe>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,11 +52,16 @@ impl Kernel {
             // whose type does not name the predicate.
             () if nonzero && name.contains("DeviceReduce") => KernelKind::NonzeroCount,
             () if name.contains("DeviceReduceSingleTile") => KernelKind::SecondPass,
+            () if name.contains("multi_outputs") => KernelKind::Other,
             () if name.contains("elementwise_kernel") => KernelKind::Elementwise,
             () if name.contains("reduce_kernel") => KernelKind::Reduction,
             () => KernelKind::Other,
         };
-        Kernel { name: name.to_owned(), kind }
+        Kernel { name: name.to_owned(), kind, recipe: OnceLock::new() }
+    }
+
+    fn recipe(&self) -> Option<&Recipe> {
+        self.recipe.get_or_init(|| Recipe::of(&self.name)).as_ref()
     }
 }
 
@@ -75,6 +83,13 @@ pub struct LastKernel {
     kernel: Option<Arc<Kernel>>,
     /// The items over which nonzero elements were counted.
     items: Option<u64>,
+    /// The count, where the items are known.
+    count: Option<u64>,
+}
+
+/// The count of nonzero elements that a stream made last, where it is known.
+pub fn last_count(shadow: &Shadow, stream: u64) -> Option<u64> {
+    shadow.counters.last_kernels.get(&stream).and_then(|last| last.count)
 }
 
 /// Name of the last kernel of a stream, and the number of items where it counted them.
@@ -113,26 +128,34 @@ fn launch(function: u64, grid: [u32; 3], block: [u32; 3], arguments: In<u64>, st
     let items = (kind == KernelKind::NonzeroCount).then(|| arguments.get_at(2)).flatten();
     let items = items.and_then(|pointer| In(pointer as *const u32).get()).map(u64::from);
     let mut shadow = state::lock();
-    work(&mut shadow, stream, nanos);
-    let last = shadow.counters.last_kernels.entry(stream).or_default();
-    last.items = match kind {
-        KernelKind::SecondPass => last.items,
-        _ => items,
+    let captured = work(&mut shadow, stream, nanos);
+    // Nothing is computed while a graph is captured; its launches forget what its kernels write.
+    let recipe = kernel.as_ref().and_then(|kernel| kernel.recipe()).filter(|_| !captured);
+    let computed = match recipe {
+        Some(recipe) if is_host(arguments.0) => compute(&mut shadow, recipe, grid, arguments),
+        _ => Computed::No,
     };
+    let last = shadow.counters.last_kernels.entry(stream).or_default();
+    if kind != KernelKind::SecondPass {
+        last.items = items;
+        last.count = if let Computed::Count(count) = computed { Some(count) } else { None };
+    }
     last.kernel = kernel;
-    if !shadow.values.is_empty() && is_host(arguments.0) {
-        forget_outputs(&mut shadow, kind, arguments);
+    if computed != Computed::Done && (captured || !shadow.values.is_empty()) && is_host(arguments.0) {
+        forget_outputs(&mut shadow, kind, arguments, captured.then_some(stream));
     }
     SUCCESS
 }
 
-/// Queues work of a library: it takes time, nothing else is known about it.
-pub fn work(shadow: &mut Shadow, stream: u64, nanos: u64) {
+/// Queues work: it takes time. Whether it is part of a capture.
+pub fn work(shadow: &mut Shadow, stream: u64, nanos: u64) -> bool {
     shadow.counters.launches += 1;
     shadow.clocks.elapse(streams::LAUNCH_NANOS);
-    if !shadow.captures.add_node(stream, nanos) {
+    let captured = shadow.captures.add_node(stream, nanos);
+    if !captured {
         shadow.clocks.run(stream, nanos);
     }
+    captured
 }
 
 /// Work of a library that overwrites `output`.
@@ -145,8 +168,10 @@ pub fn library_work(stream: u64, name: &'static str, nanos: u64, output: u64) {
         made
     });
     let mut shadow = state::lock();
-    work(&mut shadow, stream, nanos);
-    shadow.counters.last_kernels.insert(stream, LastKernel { kernel: Some(kernel), items: None });
+    if work(&mut shadow, stream, nanos) {
+        shadow.captures.note_write(stream, output);
+    }
+    shadow.counters.last_kernels.insert(stream, LastKernel { kernel: Some(kernel), ..LastKernel::default() });
     if let Some((start, bytes)) = shadow.values.piece_at(output) {
         shadow.values.forget(start, bytes);
     }
@@ -156,8 +181,8 @@ pub fn library_work(stream: u64, name: &'static str, nanos: u64, output: u64) {
 const MAX_ARGUMENTS: usize = 64;
 const MAX_WORDS: u64 = 512;
 
-/// Forgets values that the kernel may overwrite.
-fn forget_outputs(shadow: &mut Shadow, kind: KernelKind, arguments: In<u64>) {
+/// Forgets values that the kernel may overwrite, now and, where a stream captures it, with each launch of the graph.
+fn forget_outputs(shadow: &mut Shadow, kind: KernelKind, arguments: In<u64>, capturing: Option<u64>) {
     let (low, high) = stack_bounds();
     let on_stack = |address: u64| (low..high).contains(&address);
     // The array itself may end with its page; it is read no further.
@@ -178,7 +203,9 @@ fn forget_outputs(shadow: &mut Shadow, kind: KernelKind, arguments: In<u64>) {
     for start in in_order {
         // An argument ends where the next begins. Of the last one, which may be followed by unrelated words, only the
         // beginning is looked at; kernels with one argument get all of theirs in it.
-        let last = if count_of_arguments == 1 { MAX_WORDS * 8 } else { 256 };
+        // The output of an element-wise kernel is the first pointer, which may lie behind sizes and strides.
+        let whole = count_of_arguments == 1 || kind == KernelKind::Elementwise;
+        let last = if whole { MAX_WORDS * 8 } else { 256 };
         let next = starts.iter().copied().find(|&other| other > start).unwrap_or(start + last);
         let end = next.min(start + MAX_WORDS * 8).min(high);
         for at in (start.next_multiple_of(8)..end.saturating_sub(7)).step_by(8) {
@@ -187,11 +214,18 @@ fn forget_outputs(shadow: &mut Shadow, kind: KernelKind, arguments: In<u64>) {
             pointers += 1;
             let is_input = match kind {
                 KernelKind::Elementwise => pointers != 1,
-                KernelKind::Reduction => pointers != 2,
+                // Reductions with two results have two outputs.
+                KernelKind::Reduction => pointers != 2 && pointers != 3,
                 _ => false,
             };
+            if let Some(stream) = capturing.filter(|_| !is_input) {
+                shadow.captures.note_write(stream, word);
+            }
             if let Some((piece, bytes)) = shadow.values.piece_at(word).filter(|_| !is_input) {
                 shadow.values.forget(piece, bytes);
+            }
+            if kind == KernelKind::Elementwise {
+                return;
             }
         }
         if words > MAX_WORDS {

@@ -26,6 +26,7 @@ mod report;
 mod state;
 
 mod capture;
+mod compute;
 mod copies;
 mod cublas;
 mod cudnn;
@@ -36,6 +37,7 @@ mod every_function;
 mod host_memory;
 mod launch;
 mod memory;
+mod modules;
 mod nccl;
 mod nvml;
 mod nvrtc;
@@ -58,6 +60,7 @@ const SUBJECTS: &[&[(&str, binding::Code)]] = &[
     host_memory::FUNCTIONS,
     launch::FUNCTIONS,
     memory::FUNCTIONS,
+    modules::FUNCTIONS,
     nccl::FUNCTIONS,
     nvml::FUNCTIONS,
     nvrtc::FUNCTIONS,

@@ -1,11 +1,13 @@
 //! How many blocks a multiprocessor holds, and attributes of kernels.
 //!
-//! Registers are in compressed device code and not known: 32 per thread are assumed, which does not limit the occupancy of any card.
+//! Registers of PyTorch's own kernels are in compressed device code and not known: 32 per thread are assumed, which does not
+//! limit the occupancy of any card. Those of loaded modules are known (`modules`).
 
 use crate::{
     arguments::Out,
     card::card,
     errors::SUCCESS,
+    modules,
     properties::{self, RESERVED_SHARED, limits},
 };
 
@@ -51,10 +53,12 @@ fn function_attributes(target: Out<u8>) -> i32 {
 }
 
 /// `CUfunction_attribute`.
-fn function_attribute(value: Out<i32>, number: i32) -> i32 {
+fn function_attribute(value: Out<i32>, number: i32, function: u64) -> i32 {
+    let needs = || modules::needs_of(function);
     value.set(match number {
         0 => MAX_THREADS_PER_BLOCK,
-        4 => REGISTERS,
+        3 => needs().map_or(0, |needs| needs.local_bytes as i32),
+        4 => needs().map_or(REGISTERS, |needs| needs.registers as i32),
         5 | 6 => card().major * 10 + card().minor,
         8 => 49_152,
         _ => 0,
@@ -84,8 +88,8 @@ cuda_functions! {
     fn cuOccupancyMaxPotentialBlockSizeWithFlags(grid: Out<i32>, block: Out<i32>, _function: u64, _shared: u64, _bytes: u64, limit: i32) -> i32 { best_block(grid, block, limit) }
     fn cuOccupancyMaxActiveClusters(answer: Out<i32>, _function: u64, _configuration: u64) -> i32 { active_clusters(answer) }
     fn cuOccupancyMaxPotentialClusterSize(answer: Out<i32>, _function: u64, _configuration: u64) -> i32 { answer.set(8); SUCCESS }
-    fn cuFuncGetAttribute(value: Out<i32>, number: i32, _function: u64) -> i32 { function_attribute(value, number) }
-    fn cuKernelGetAttribute(value: Out<i32>, number: i32, _kernel: u64, _device: i32) -> i32 { function_attribute(value, number) }
+    fn cuFuncGetAttribute(value: Out<i32>, number: i32, function: u64) -> i32 { function_attribute(value, number, function) }
+    fn cuKernelGetAttribute(value: Out<i32>, number: i32, kernel: u64, _device: i32) -> i32 { function_attribute(value, number, kernel) }
 }
 
 #[cfg(test)]

@@ -35,6 +35,8 @@ impl Counters {
         match answer {
             ReadAnswer::Count => self.assume("nonzero"),
             ReadAnswer::True => self.assume("all_true"),
+            // A condition, such as that of early stopping.
+            ReadAnswer::Zero if bytes == 1 => self.assume("false"),
             ReadAnswer::Zero => {}
         }
     }

@@ -20,6 +20,7 @@ from types import FrameType, ModuleType
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from _oomph_cudnn import InstalledCudnn
+from _oomph_compile import compile_facts, is_helper
 
 # Set by `oomph rehearse`.
 FOLDER = "OOMPH_REHEARSE_FOLDER"
@@ -450,6 +451,7 @@ class Rehearsal:
             ],
             "problems": self.problems,
             "cudnn_reason": self.libraries.cudnn.reason,
+            "compile": compile_facts(),
             "shadow": self.libraries.report(),
         }
         write_whole(os.path.join(folder, self.name + ".json"), json.dumps(facts, indent=1).encode())
@@ -538,7 +540,8 @@ class TorchFinder:
             describe_device(folder)
             libraries = ShadowLibraries(folder)
             original(module)
-            Rehearsal(module, libraries, folder).attach()
+            if not is_helper(folder):
+                Rehearsal(module, libraries, folder).attach()
 
         loader.exec_module = exec_module
 
