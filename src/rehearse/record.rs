@@ -8,7 +8,7 @@ use std::{
 use serde::Serialize;
 
 use super::{
-    facts::{DeviceFacts, OomFacts, ReadFacts},
+    facts::{DeviceFacts, OomFacts, ProcessFacts, ReadFacts},
     program::{ProgramEnd, ProgramOutcome},
 };
 use crate::{
@@ -70,6 +70,8 @@ pub struct RehearsalRecord {
     pub wall_seconds: f64,
     /// Processes that used a GPU.
     pub processes: usize,
+    /// The peaks of each rank, where there are several.
+    pub ranks: Vec<RankPeaks>,
     /// The first request that failed.
     pub oom: Option<OomFacts>,
     /// How the program failed, if it did.
@@ -88,6 +90,31 @@ pub struct RehearsalRecord {
     pub problems: Vec<FileText>,
     /// PyTorch's version.
     pub torch: FileText,
+}
+
+/// The peaks of one rank, on the device on which it reserved most.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct RankPeaks {
+    /// The rank.
+    pub rank: u32,
+    /// Most bytes in blocks.
+    pub allocated_bytes: u64,
+    /// Most bytes taken from the driver.
+    pub reserved_bytes: u64,
+    /// Whether a request failed.
+    pub ran_out: bool,
+}
+
+impl RankPeaks {
+    fn of(process: &ProcessFacts) -> RankPeaks {
+        let most = process.devices.iter().max_by_key(|device| (device.peak_reserved, device.peak_allocated));
+        RankPeaks {
+            rank: process.rank,
+            allocated_bytes: most.map_or(0, |device| device.peak_allocated),
+            reserved_bytes: most.map_or(0, |device| device.peak_reserved),
+            ran_out: process.oom.is_some(),
+        }
+    }
 }
 
 impl RehearsalRecord {
@@ -116,6 +143,7 @@ impl RehearsalRecord {
             settled_after: processes.iter().map(|process| process.settled_after).max().unwrap_or(0),
             wall_seconds: outcome.wall.as_secs_f64(),
             processes: processes.len(),
+            ranks: if processes.len() > 1 { processes.iter().map(RankPeaks::of).collect() } else { Vec::new() },
             oom: processes.iter().find_map(|process| process.oom.clone()),
             failure: failure(outcome),
             recordings: devices().filter_map(path).collect(),
@@ -184,7 +212,6 @@ mod tests {
     use std::{os::unix::process::ExitStatusExt, process::ExitStatus, time::Duration};
 
     use super::*;
-    use crate::rehearse::facts::ProcessFacts;
 
     fn process(rank: u32, reserved: u64) -> ProcessFacts {
         let device = DeviceFacts {
@@ -198,7 +225,8 @@ mod tests {
     }
 
     fn outcome(code: i32, processes: Vec<ProcessFacts>) -> ProgramOutcome {
-        ProgramOutcome { status: ExitStatus::from_raw(code << 8), ended_by: None, wall: Duration::ZERO, processes }
+        let status = ExitStatus::from_raw(code << 8);
+        ProgramOutcome { status, failure: None, ended_by: None, wall: Duration::ZERO, processes }
     }
 
     fn record(outcome: &ProgramOutcome) -> RehearsalRecord {
@@ -212,6 +240,8 @@ mod tests {
         assert_eq!((record.peak_allocated_bytes, record.peak_reserved_bytes), (Some(1500), Some(3000)));
         assert_eq!(record.recordings, ["out/rank-0.pickle", "out/rank-1.pickle"]);
         assert_eq!(record.largest_recording.as_deref(), Some("out/rank-1.pickle"));
+        let ranks = record.ranks.iter().map(|one| (one.rank, one.allocated_bytes, one.reserved_bytes));
+        assert_eq!(ranks.collect::<Vec<_>>(), [(0, 500, 1000), (1, 1500, 3000)]);
         assert_eq!(record.reads.iter().map(|read| read.count).collect::<Vec<_>>(), [4]);
         assert_eq!(record.left_bytes(), Some(record.total_bytes - record.context_bytes - 3000));
     }
