@@ -36,21 +36,24 @@ def attach(core: Any) -> None:
     if world == "absent":
         absent = lenient_store_class(distributed)
         replace_rendezvous(rendezvous, ("env", "tcp", "file"), lambda: absent())
-        replace(distributed, "TCPStore", lambda *_, **__: absent())
-        replace_gloo(distributed, distributed_c10d)
-        tell_group_sizes(distributed, distributed_c10d, core)
+        distributed.TCPStore = lambda *_, **__: absent()
+        replace_gloo(distributed_c10d)
+        tell_group_sizes(distributed_c10d, core)
     elif world == "complete":
         size = int(os.environ["WORLD_SIZE"])
         path = os.path.join(os.environ[EXCHANGE], "store")
         # A TCPStore would end with the rank that serves it; torchrun serves it itself.
         replace_rendezvous(rendezvous, ("env",), lambda: distributed.FileStore(path, size))
-    ObjectExchange(distributed_c10d, world == "absent").attach(distributed)
+    ObjectExchange(distributed_c10d, world == "absent").attach()
 
 
 def replace(owner: Any, name: str, new: Any) -> None:
-    """In the modules that have the name."""
-    if hasattr(owner, name):
-        setattr(owner, name, new)
+    """In all modules of torch.distributed that imported it."""
+    original = getattr(owner, name, None)
+    modules = [module for key, module in sys.modules.items() if key.startswith("torch.distributed")]
+    for module in modules if original is not None else ():
+        if getattr(module, name, None) is original:
+            setattr(module, name, new)
 
 
 # ---- the store
@@ -119,7 +122,7 @@ def replace_rendezvous(rendezvous: Any, schemes: Tuple[str, ...], make: Callable
 # ---- groups
 
 
-def tell_group_sizes(distributed: Any, c10d: Any, core: Any) -> None:
+def tell_group_sizes(c10d: Any, core: Any) -> None:
     """NCCL splits a group without being told the size of the new one; PyTorch knows it."""
     try:
         tell = core.oomph_shadow_group_size
@@ -127,28 +130,25 @@ def tell_group_sizes(distributed: Any, c10d: Any, core: Any) -> None:
         return
     tell.argtypes, tell.restype = [ctypes.c_int, ctypes.c_int], None
     color_of = getattr(c10d, "_process_group_color", None)
-    split = getattr(c10d, "split_group", None)
+    split = getattr(c10d.ProcessGroup, "split_group", None)
 
     def told_color(ranks: List[int]) -> int:
         color = int(color_of(ranks))  # type: ignore[misc]
         tell(color, len(ranks))
         return color
 
-    def told_split(parent_pg: Any = None, split_ranks: Optional[List[List[int]]] = None, *args: Any, **kwargs: Any) -> Any:
-        own = c10d.get_rank(parent_pg)
-        sizes = [len(ranks) for ranks in split_ranks or [] if own in ranks]
-        if sizes:
-            tell(-1, sizes[0])
-        return split(parent_pg, split_ranks, *args, **kwargs)  # type: ignore[misc]
+    def told_split(parent: Any, ranks: List[int], *args: Any, **kwargs: Any) -> Any:
+        if parent.rank() in ranks:
+            tell(-1, len(ranks))
+        return split(parent, ranks, *args, **kwargs)  # type: ignore[misc]
 
     if color_of is not None:
         c10d._process_group_color = told_color
     if split is not None:
-        for module in (distributed, c10d):
-            replace(module, "split_group", told_split)
+        c10d.ProcessGroup.split_group = told_split
 
 
-def replace_gloo(distributed: Any, c10d: Any) -> None:
+def replace_gloo(c10d: Any) -> None:
     """Gloo connects to every rank. PyTorch's own group without a network stands in for it; what that group leaves
     undone (`served_on_host`) is done here."""
     fake = getattr(sys.modules["torch._C._distributed_c10d"], "FakeProcessGroup", None)
@@ -165,10 +165,8 @@ def replace_gloo(distributed: Any, c10d: Any) -> None:
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, fake)
 
-    c10d.ProcessGroupGloo = GlooType("ProcessGroupGloo", (), {})
-    replace(distributed, "ProcessGroupGloo", c10d.ProcessGroupGloo)
-    for module in (distributed, c10d):
-        replace(module, "monitored_barrier", lambda *_, **__: None)
+    replace(c10d, "ProcessGroupGloo", GlooType("ProcessGroupGloo", (), {}))
+    replace(c10d, "monitored_barrier", lambda *_, **__: None)
     for name, action in HOST_OPERATIONS.items():
         original = getattr(c10d.ProcessGroup, name, None)
         if original is not None:
@@ -271,7 +269,7 @@ class ObjectExchange:
         self.absent = absent
         self.calls: Dict[str, int] = {}
 
-    def attach(self, distributed: Any) -> None:
+    def attach(self) -> None:
         functions = {
             "all_gather_object": self.all_gather_object,
             "gather_object": self.gather_object,
@@ -279,8 +277,7 @@ class ObjectExchange:
             "scatter_object_list": self.scatter_object_list,
         }
         for name, function in functions.items():
-            for module in (distributed, self.c10d):
-                replace(module, name, function)
+            replace(self.c10d, name, function)
 
     def key(self, group: Any) -> str:
         """Another one for each call on a group; all of its ranks call in the same order."""
