@@ -134,8 +134,7 @@ pub fn run(args: &Args) -> CommandResult {
     let stop = exit::stop_flag(StopPolicy::AtOnce)?;
     let mut folder = OutputFolder::new(args.output.as_deref())?;
     let (python, oomph) = (cache.python()?, env::current_exe()?);
-    let outcome =
-        Rehearsals { args, world, python, oomph, stop: &stop, failed_code: None }.answer(&mut folder);
+    let outcome = Rehearsals { args, world, python, oomph, stop: &stop, failed_code: None }.answer(&mut folder);
     folder.finish();
     let (report, code) = outcome?;
     args.format.print(&report)?;

@@ -220,7 +220,8 @@ impl ProgramCommand {
             let mut log = None;
             if index > 0 {
                 let path = self.log(rank);
-                let file = fs::File::create(&path).map_err(|source| RehearsalError::Io { path: path.clone(), source })?;
+                let file =
+                    fs::File::create(&path).map_err(|source| RehearsalError::Io { path: path.clone(), source })?;
                 let copy = file.try_clone().map_err(start_error)?;
                 command.stdin(Stdio::null()).stdout(file).stderr(copy);
                 log = Some(path);

@@ -88,12 +88,7 @@ impl RunningProgram {
     }
 
     /// Ends all processes: SIGTERM, so that they write what they recorded, then SIGKILL.
-    pub fn end(
-        &mut self,
-        grace: Duration,
-        log: &mut EventLog,
-        watch: &mut dyn FnMut(&ProgramEvent),
-    ) -> io::Result<()> {
+    pub fn end(&mut self, grace: Duration, log: &mut EventLog, watch: &mut dyn FnMut(&ProgramEvent)) -> io::Result<()> {
         if self.wait(grace, log, watch)? {
             return Ok(());
         }
@@ -108,12 +103,7 @@ impl RunningProgram {
         self.look().map(drop)
     }
 
-    fn wait(
-        &mut self,
-        most: Duration,
-        log: &mut EventLog,
-        watch: &mut dyn FnMut(&ProgramEvent),
-    ) -> io::Result<bool> {
+    fn wait(&mut self, most: Duration, log: &mut EventLog, watch: &mut dyn FnMut(&ProgramEvent)) -> io::Result<bool> {
         let began = Instant::now();
         while began.elapsed() < most {
             self.seen.take(log, watch);

@@ -398,7 +398,8 @@ mod tests {
 
     #[test]
     fn ranks_with_the_same_peaks_share_a_line() {
-        let rank = |rank, gib, ran_out| RankPeaks { rank, allocated_bytes: gib * GIB, reserved_bytes: gib * GIB, ran_out };
+        let rank =
+            |rank, gib, ran_out| RankPeaks { rank, allocated_bytes: gib * GIB, reserved_bytes: gib * GIB, ran_out };
         let ranks = vec![rank(0, 3, false), rank(1, 2, false), rank(2, 2, false), rank(3, 3, true), rank(5, 2, false)];
         let report =
             RehearsalReport { records: vec![RehearsalRecord { ranks, ..fitting() }], ..RehearsalReport::default() };
