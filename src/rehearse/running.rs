@@ -16,8 +16,8 @@ use super::{
 
 /// How often a running program is looked at.
 pub const LOOK: Duration = Duration::from_millis(50);
-/// How long a program may take to end after SIGTERM.
-const AFTER_TERMINATE: Duration = Duration::from_secs(15);
+/// How long a program may take to end after SIGTERM, as with torchrun: all ranks write their recordings at the same time.
+const AFTER_TERMINATE: Duration = Duration::from_secs(30);
 
 /// One started process.
 pub struct StartedProcess {
