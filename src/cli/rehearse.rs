@@ -24,9 +24,10 @@ use crate::{
         SUPPORTED,
         cache::{CacheError, RehearsalCache},
         facts::{EventKind, ProgramEvent},
-        program::{ProgramCommand, RehearsalError, ShadowDevice, remove_empty},
+        program::{ProgramCommand, ProgramOutcome, RehearsalError, ShadowDevice, remove_empty},
         record::{RehearsalRecord, RehearsalVerdict},
         search::{SearchError, SearchedValue, divided, with_variant},
+        world::{World, WorldError, launcher},
     },
     report::RehearsalReport,
     suite::CaseTimeout,
@@ -53,9 +54,16 @@ pub struct Args {
     /// End the program after this time, such as 90s or 5m: one that waits for a value that is never computed does not end.
     #[arg(long, value_name = "TIME")]
     timeout: Option<CaseTimeout>,
-    /// How many GPUs the program sees; a launcher such as torchrun gets one for each of its processes.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
-    gpus: u32,
+    /// How many GPUs the program sees; a launcher such as torchrun gets one for each of its processes [default: 1; with
+    /// --ranks, 8 per node].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
+    gpus: Option<u32>,
+    /// Start the command once for each rank of a world of N, all on this machine, as torchrun would on nodes with --gpus GPUs.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    ranks: Option<u32>,
+    /// Start only these ranks of --ranks, such as 0,5; they run as if the others had the same data.
+    #[arg(long, value_name = "R,..", value_delimiter = ',', requires = "ranks")]
+    rank: Vec<u32>,
     /// The share of elements that are not zero, where the program asks the GPU for such a count [default: 0.5].
     #[arg(long, value_name = "SHARE", value_parser = share)]
     nonzero: Option<f64>,
@@ -86,6 +94,8 @@ Examples:
   oomph rehearse --card rtx4090,a100-40g,h100 -- python train.py
   oomph rehearse --card 24GiB --largest batch=1..256 -- python train.py --batch {batch}
   oomph rehearse --try --checkpoint --try \"--bf16 --fused\" -- python train.py
+  oomph rehearse --ranks 8 -- python train.py                    eight ranks, as torchrun would start them
+  oomph rehearse --ranks 64 --rank 0,63 -- python train.py       two ranks of a world of 64
   oomph rehearse --gpus 8 -- torchrun --nproc-per-node 8 train.py
 
 And then, with the recording that it names:
@@ -117,15 +127,24 @@ pub fn run(args: &Args) -> CommandResult {
     if let Some(searched) = args.largest.as_ref().filter(|searched| !searched.is_in(&args.command)) {
         return Err(CommandError::usage(SearchError::Unused(searched.name.clone())));
     }
+    let world = world(args)?;
     let stop = exit::stop_flag(StopPolicy::AtOnce)?;
     let mut folder = OutputFolder::new(args.output.as_deref())?;
-    let outcome =
-        Rehearsals { args, python: cache.python()?, oomph: env::current_exe()?, stop: &stop, failed_code: None }
-            .answer(&mut folder);
+    let (python, oomph) = (cache.python()?, env::current_exe()?);
+    let outcome = Rehearsals { args, world, python, oomph, stop: &stop, failed_code: None }.answer(&mut folder);
     folder.finish();
     let (report, code) = outcome?;
     args.format.print(&report)?;
     Ok(code)
+}
+
+/// The ranks to be started, where the user asks for some.
+fn world(args: &Args) -> Result<Option<World>, CommandError> {
+    let Some(size) = args.ranks else { return Ok(None) };
+    if let Some(name) = launcher(&args.command) {
+        return Err(CommandError::usage(WorldError::Launcher(name)));
+    }
+    World::new(size, &args.rank, args.gpus).map(Some).map_err(CommandError::usage)
 }
 
 /// The hidden part: run by the injected module when the program imports PyTorch.
@@ -141,6 +160,7 @@ fn prepare(cache: &RehearsalCache, torch: &Path) -> CommandResult {
 /// All runs of one question.
 struct Rehearsals<'a> {
     args: &'a Args,
+    world: Option<World>,
     python: PathBuf,
     oomph: PathBuf,
     stop: &'a AtomicBool,
@@ -255,9 +275,10 @@ impl Rehearsals<'_> {
         folder.create(place)?;
         let args = self.args;
         let limit_bytes = args.limit.and_then(|limit| limit.resolve(card.total_bytes()));
+        let gpus = self.world.as_ref().map_or(args.gpus.unwrap_or(1), World::gpus_per_node);
         let command = ProgramCommand {
             words: words.to_vec(),
-            device: ShadowDevice::of(card, args.gpus, args.nonzero),
+            device: ShadowDevice::of(card, gpus, args.nonzero),
             limit_bytes,
             steps: args.steps,
             timeout: args.timeout.map(CaseTimeout::duration),
@@ -265,12 +286,17 @@ impl Rehearsals<'_> {
             folder: std::path::absolute(place)?,
             python: self.python.clone(),
             oomph: self.oomph.clone(),
+            world: self.world.clone(),
         };
-        let mut ticker = Ticker::new(&card.to_string());
+        let first_rank = self.world.as_ref().and_then(|world| world.started().first().copied()).unwrap_or(0);
+        let mut ticker = Ticker::new(&card.to_string(), first_rank);
         let outcome = command.run(self.stop, &mut |event| ticker.show(event)).map_err(|error| match error {
             error @ RehearsalError::Io { .. } => CommandError::from(error),
             error => CommandError::usage(error),
         })?;
+        if outcome.ended_by.is_none() {
+            show_log(&outcome);
+        }
         let record = RehearsalRecord::of(card, limit_bytes, &outcome, place);
         if record.verdict == RehearsalVerdict::Failed {
             self.failed_code.get_or_insert(outcome.shell_code());
@@ -278,6 +304,18 @@ impl Rehearsals<'_> {
         Ok(record)
     }
 }
+
+/// The output of the rank that failed, where it was not passed through.
+fn show_log(outcome: &ProgramOutcome) {
+    let Some(failure) = &outcome.failure else { return };
+    let (Some(rank), Some(path)) = (failure.rank, &failure.log) else { return };
+    let text = fs::read(path).unwrap_or_default();
+    let shown = String::from_utf8_lossy(&text[text.len().saturating_sub(SHOWN_LOG_BYTES)..]).into_owned();
+    output::complain(&format!("rank {rank} wrote (all of it is in {}):\n{}", path.display(), shown.trim_end()));
+}
+
+/// How much of the output of a failed rank is shown: its end.
+const SHOWN_LOG_BYTES: usize = 16 << 10;
 
 fn short_verdict(record: &RehearsalRecord) -> String {
     match (record.verdict, record.peak_reserved_bytes) {
@@ -303,6 +341,8 @@ fn trial_folder(searched: &SearchedValue, place: &Path, value: u64) -> PathBuf {
 /// them.
 struct Ticker {
     card: String,
+    /// The rank whose steps are shown.
+    rank: u32,
     began: Instant,
     next: Duration,
 }
@@ -311,13 +351,13 @@ const FIRST_LINE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 impl Ticker {
-    fn new(card: &str) -> Ticker {
-        Ticker { card: card.to_owned(), began: Instant::now(), next: FIRST_LINE }
+    fn new(card: &str, rank: u32) -> Ticker {
+        Ticker { card: card.to_owned(), rank, began: Instant::now(), next: FIRST_LINE }
     }
 
     fn show(&mut self, event: &ProgramEvent) {
         let elapsed = self.began.elapsed();
-        if event.event != EventKind::Step || event.rank != 0 || elapsed < self.next {
+        if event.event != EventKind::Step || event.rank != self.rank || elapsed < self.next {
             return;
         }
         self.next = elapsed + elapsed.min(LONGEST_PAUSE);

@@ -17,11 +17,12 @@ use super::{
 use crate::base::{fnv1a, write_file};
 
 /// Injected by `PYTHONPATH`.
-const MODULES: [(&str, &str); 3] = [
+const MODULES: [(&str, &str); 5] = [
     ("sitecustomize.py", include_str!("python/sitecustomize.py")),
     ("_oomph_cudnn.py", include_str!("python/_oomph_cudnn.py")),
     ("_oomph_rehearsal.py", include_str!("python/_oomph_rehearsal.py")),
     ("_oomph_compile.py", include_str!("python/_oomph_compile.py")),
+    ("_oomph_ranks.py", include_str!("python/_oomph_ranks.py")),
 ];
 
 /// Why the files cannot be provided.

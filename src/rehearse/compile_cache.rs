@@ -11,8 +11,6 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
     process::Command,
-    thread,
-    time::Duration,
 };
 
 use serde::Serialize;
@@ -27,13 +25,8 @@ const REMOTE: [&str; 4] = [
     "TORCHINDUCTOR_BUNDLED_AUTOTUNE_REMOTE_CACHE",
     "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE",
 ];
-/// The folder beside the recordings.
-const FOLDER: &str = ".compile-cache";
 /// A larger cache is not copied.
 const LARGEST_COPY: u64 = 4 << 30;
-/// Inductor's workers may write until they see that their program ended.
-const REMOVAL_ATTEMPTS: usize = 20;
-const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(100);
 
 /// What Inductor's cache contained when the program began.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -63,7 +56,7 @@ pub enum CompileCacheState {
     },
 }
 
-/// The folders of one run. They are deleted when this is dropped.
+/// The folders of one run.
 #[derive(Debug)]
 pub struct CompileCache {
     folder: PathBuf,
@@ -71,16 +64,13 @@ pub struct CompileCache {
 }
 
 impl CompileCache {
-    /// Makes the folders, with copies of the caches that the environment names.
-    pub fn create(recordings: &Path) -> io::Result<CompileCache> {
-        CompileCache::with(recordings, |name| env::var_os(name))
+    /// Makes the folders inside a folder of the run, with copies of the caches that the environment names.
+    pub fn create(folder: &Path) -> io::Result<CompileCache> {
+        CompileCache::with(folder, |name| env::var_os(name))
     }
 
-    fn with(recordings: &Path, variable: impl Fn(&str) -> Option<OsString>) -> io::Result<CompileCache> {
-        let folder = recordings.join(FOLDER);
-        // A run that was killed leaves its folder behind.
-        let _ = fs::remove_dir_all(&folder);
-        let mut cache = CompileCache { folder, state: CompileCacheState::Empty };
+    fn with(folder: &Path, variable: impl Fn(&str) -> Option<OsString>) -> io::Result<CompileCache> {
+        let mut cache = CompileCache { folder: folder.to_owned(), state: CompileCacheState::Empty };
         for name in [INDUCTOR, TRITON] {
             let target = cache.path(name);
             fs::create_dir_all(&target)?;
@@ -124,17 +114,6 @@ impl CompileCache {
     }
 }
 
-impl Drop for CompileCache {
-    fn drop(&mut self) {
-        for _ in 0..REMOVAL_ATTEMPTS {
-            if fs::remove_dir_all(&self.folder).is_ok() || !self.folder.exists() {
-                return;
-            }
-            thread::sleep(BETWEEN_ATTEMPTS);
-        }
-    }
-}
-
 /// Copies a folder that has no more than these bytes; the number of files. A folder that does not exist is empty.
 fn copy_within(from: &Path, to: &Path, most_bytes: u64) -> io::Result<u64> {
     let (mut files, mut bytes) = (0, 0);
@@ -169,40 +148,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_begins_empty_and_leaves_nothing() {
-        let recordings = tempfile::tempdir().unwrap();
-        let cache = CompileCache::with(recordings.path(), |_| None).unwrap();
+    fn a_run_begins_empty() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = CompileCache::with(folder.path(), |_| None).unwrap();
         let inductor = cache.path(INDUCTOR);
         assert_eq!(fs::read_dir(&inductor).unwrap().count(), 0);
         assert_eq!(cache.state_for(Some(&inductor)), CompileCacheState::Empty);
         let other = CompileCacheState::Chosen { folder: "/else".into() };
         assert_eq!(cache.state_for(Some(Path::new("/else"))), other);
-        fs::write(inductor.join("kernel.py"), "x").unwrap();
-        drop(cache);
-        assert_eq!(fs::read_dir(recordings.path()).unwrap().count(), 0);
     }
 
     #[test]
     fn a_named_cache_is_copied_and_never_written() {
-        let (recordings, user) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (folder, user) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         fs::create_dir(user.path().join("ab")).unwrap();
         fs::write(user.path().join("ab/kernel.py"), "x").unwrap();
         let named = |name: &str| (name == INDUCTOR).then(|| user.path().as_os_str().to_owned());
-        let cache = CompileCache::with(recordings.path(), named).unwrap();
+        let cache = CompileCache::with(folder.path(), named).unwrap();
         let state = CompileCacheState::Copied { from: user.path().to_owned(), files: 1 };
         assert_eq!(cache.state_for(None), state);
         let copy = cache.path(INDUCTOR).join("ab/kernel.py");
         fs::write(&copy, "changed").unwrap();
         assert_eq!(fs::read_to_string(user.path().join("ab/kernel.py")).unwrap(), "x");
-        let too_large = copy_within(user.path(), &recordings.path().join("to"), 0).unwrap_err();
+        let too_large = copy_within(user.path(), &folder.path().join("to"), 0).unwrap_err();
         assert!(too_large.to_string().contains("larger than"), "{too_large}");
     }
 
     #[test]
     fn a_named_cache_that_does_not_exist_is_empty() {
-        let recordings = tempfile::tempdir().unwrap();
-        let missing = recordings.path().join("missing");
-        let cache = CompileCache::with(recordings.path(), |_| Some(missing.clone().into_os_string())).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let missing = folder.path().join("missing");
+        let cache = CompileCache::with(folder.path(), |_| Some(missing.clone().into_os_string())).unwrap();
         assert_eq!(cache.state_for(None), CompileCacheState::Copied { from: missing, files: 0 });
     }
 }

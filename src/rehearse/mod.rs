@@ -8,7 +8,9 @@ pub mod forwarder;
 pub mod needs;
 pub mod program;
 pub mod record;
+pub mod running;
 pub mod search;
+pub mod world;
 
 /// Whether this machine can rehearse: the libraries are x86-64 ELF files for Linux.
 pub const SUPPORTED: bool = cfg!(all(target_os = "linux", target_arch = "x86_64"));

@@ -1,12 +1,12 @@
 //! Runs one program once on the shadow GPU and says how it ended.
 
 use std::{
-    collections::BTreeSet,
     env,
     ffi::OsString,
     fmt, fs, io,
+    net::TcpListener,
     path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
+    process::{Command, ExitStatus, Stdio},
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
@@ -14,20 +14,19 @@ use std::{
 
 use super::{
     compile_cache::{CompileCache, CompileCacheState},
-    facts::{EventKind, EventLog, ProcessFacts, ProgramEvent},
+    facts::{EventLog, ProcessFacts, ProgramEvent},
+    running::{LOOK, ProcessFailure, RunningProgram, StartedProcess},
+    world::World,
 };
 use crate::{
     base::{TemporaryFolder, exit_description, exit_signal},
     device::Card,
 };
 
-/// How often a running program is looked at.
-const LOOK: Duration = Duration::from_millis(50);
-/// How long a program may take to end after Ctrl-C, which it received too, and after SIGTERM.
+/// How long a program may take to end after Ctrl-C, which it received too.
 const AFTER_INTERRUPT: Duration = Duration::from_secs(3);
-const AFTER_TERMINATE: Duration = Duration::from_secs(15);
-/// The file of events in the temporary folder of a run.
-const EVENT_FILE: &str = "events";
+/// How long the other ranks may run after one has failed: they may be about to fail in the same way.
+const AFTER_FAILURE: Duration = Duration::from_secs(5);
 
 /// Why a program could not be rehearsed. The program's own failure is not one of these.
 #[derive(Debug, thiserror::Error)]
@@ -92,13 +91,17 @@ pub struct ProgramCommand {
     pub python: PathBuf,
     /// This program, which the injected module asks for libraries.
     pub oomph: PathBuf,
+    /// One process for each of these ranks.
+    pub world: Option<World>,
 }
 
 /// How a program ended.
 #[derive(Debug)]
 pub struct ProgramOutcome {
-    /// How its process ended.
+    /// How its process ended; with ranks, the first that failed.
     pub status: ExitStatus,
+    /// The process that failed first.
+    pub failure: Option<ProcessFailure>,
     /// What ended it, if it did not end by itself.
     pub ended_by: Option<ProgramEnd>,
     /// From start to end.
@@ -128,7 +131,9 @@ impl ProgramOutcome {
     /// How it failed, if it did, as a phrase that follows its name.
     #[must_use]
     pub fn failure(&self) -> Option<String> {
-        (!self.status.success()).then(|| exit_description(self.status))
+        let description = (!self.status.success()).then(|| exit_description(self.status))?;
+        let rank = self.failure.as_ref().and_then(|failure| failure.rank);
+        Some(rank.map_or_else(|| description.clone(), |rank| format!("{description} in rank {rank}")))
     }
 
     /// The exit code that a shell would show.
@@ -150,172 +155,152 @@ impl ProgramCommand {
             let path = path.to_owned();
             move |source| RehearsalError::Io { path, source }
         };
-        let temporary = TemporaryFolder::create().map_err(io_error(&env::temp_dir()))?;
-        let path = temporary.path().join(EVENT_FILE);
+        let places = RunPlaces::create().map_err(io_error(&env::temp_dir()))?;
+        let path = places.events();
         let mut log = EventLog::create(&path).map_err(io_error(&path))?;
-        let compile_cache = CompileCache::create(&self.folder).map_err(io_error(&self.folder))?;
         let began = Instant::now();
-        let mut running =
-            RunningProgram { child: self.start(log.path(), &compile_cache)?, seen: SeenEvents::default() };
+        let mut running = RunningProgram::default();
         let mut ended_by = None;
-        let status = loop {
+        if let Err(error) = self.start(&places, &mut running) {
+            running.end(Duration::ZERO, &mut log, watch).map_err(io_error(&path))?;
+            return Err(error);
+        }
+        while !running.look().map_err(io_error(&path))? {
             running.seen.take(&mut log, watch);
-            if let Some(status) = running.child.try_wait().map_err(io_error(&path))? {
-                break status;
-            }
             let interrupted = stop.load(Ordering::Relaxed);
             if interrupted || self.timeout.is_some_and(|most| began.elapsed() > most) {
                 let grace = if interrupted { AFTER_INTERRUPT } else { Duration::ZERO };
-                let status = running.end(grace, &mut log, watch).map_err(io_error(&path))?;
+                running.end(grace, &mut log, watch).map_err(io_error(&path))?;
                 ended_by = Some(match interrupted {
                     true => ProgramEnd::Interrupt,
                     false => ProgramEnd::Timeout(running.seen.terminated_at.take()),
                 });
-                break status;
+                break;
+            }
+            if running.failure().is_some_and(|failure| failure.seen.elapsed() > AFTER_FAILURE) {
+                running.end(Duration::ZERO, &mut log, watch).map_err(io_error(&path))?;
+                break;
             }
             thread::sleep(LOOK);
-        };
+        }
         running.seen.take(&mut log, watch);
+        self.remove_empty_logs();
         let processes = ProcessFacts::all_in(&self.folder).map_err(io_error(&self.folder))?;
         let used = processes.iter().find_map(|process| process.compile.as_ref()?.cache.as_deref());
-        let compile_cache = compile_cache.state_for(used.map(Path::new));
-        let outcome = ProgramOutcome { status, ended_by, wall: began.elapsed(), processes, compile_cache };
-        running.seen.judge(&outcome)?;
+        let compile_cache = places.compile_cache.state_for(used.map(Path::new));
+        let (status, failure, seen) = running.into_result();
+        let outcome = ProgramOutcome { status, failure, ended_by, wall: began.elapsed(), processes, compile_cache };
+        seen.judge(&outcome)?;
         Ok(outcome)
     }
 
-    fn start(&self, events: &Path, compile_cache: &CompileCache) -> Result<Child, RehearsalError> {
+    /// Starts the program, or one process for each rank.
+    fn start(&self, places: &RunPlaces, running: &mut RunningProgram) -> Result<(), RehearsalError> {
         let (program, arguments) = self.words.split_first().ok_or(RehearsalError::NoPython)?;
+        let start_error = |source| RehearsalError::Start { program: program.to_string_lossy().into_owned(), source };
+        let command = || {
+            let mut command = Command::new(program);
+            command.args(arguments).stdin(Stdio::inherit());
+            self.set_variables(&mut command, places);
+            command
+        };
+        let Some(world) = &self.world else {
+            let child = command().spawn().map_err(start_error)?;
+            running.add(StartedProcess { rank: None, child, log: None });
+            return Ok(());
+        };
+        let port = free_port().map_err(start_error)?;
+        for (index, &rank) in world.started().iter().enumerate() {
+            let mut command = command();
+            command.envs(world.variables(rank, port));
+            // As torchrun does: the ranks share the processors of this machine.
+            for (name, value) in [("OMP_NUM_THREADS", "1"), ("GLOO_SOCKET_IFNAME", "lo")] {
+                if env::var_os(name).is_none() {
+                    command.env(name, value);
+                }
+            }
+            let mut log = None;
+            if index > 0 {
+                let path = self.log(rank);
+                let file =
+                    fs::File::create(&path).map_err(|source| RehearsalError::Io { path: path.clone(), source })?;
+                let copy = file.try_clone().map_err(start_error)?;
+                command.stdin(Stdio::null()).stdout(file).stderr(copy);
+                log = Some(path);
+            }
+            running.add(StartedProcess { rank: Some(rank), child: command.spawn().map_err(start_error)?, log });
+        }
+        Ok(())
+    }
+
+    /// The variables that the injected module and the shadow GPU read.
+    fn set_variables(&self, command: &mut Command, places: &RunPlaces) {
         let python_path = env::var_os("PYTHONPATH").filter(|path| !path.is_empty());
         let folders = [self.python.clone()].into_iter().chain(python_path.iter().flat_map(env::split_paths));
-        let mut command = Command::new(program);
-        command.args(arguments).stdin(Stdio::inherit());
         // A folder with the path separator in its name cannot be in PYTHONPATH at all.
         command.env("PYTHONPATH", env::join_paths(folders).unwrap_or_else(|_| self.python.clone().into_os_string()));
         command
             .env("OOMPH_REHEARSE_FOLDER", &self.folder)
             .env("OOMPH_REHEARSE_PROGRAM", &self.oomph)
-            .env("OOMPH_REHEARSE_EVENTS", events)
+            .env("OOMPH_REHEARSE_EVENTS", places.events())
             .env("OOMPH_SHADOW_DEVICE", self.device.to_string())
             .env_remove("OOMPH_REHEARSE_LIBRARIES");
-        compile_cache.set(&mut command);
-        for (name, value) in [("OOMPH_REHEARSE_STEPS", self.steps), ("OOMPH_REHEARSE_LIMIT", self.limit_bytes)] {
+        places.compile_cache.set(command);
+        let complete = self.world.as_ref().is_none_or(World::is_complete);
+        let world = self.world.as_ref().map(|_| if complete { "complete" } else { "absent" }.to_owned());
+        let numbers = [("OOMPH_REHEARSE_STEPS", self.steps), ("OOMPH_REHEARSE_LIMIT", self.limit_bytes)];
+        let texts = numbers.into_iter().map(|(name, value)| (name, value.map(|value| value.to_string().into())));
+        let exchange = complete.then(|| places.exchange().into_os_string());
+        let others = [("OOMPH_REHEARSE_WORLD", world.map(OsString::from)), ("OOMPH_SHADOW_EXCHANGE", exchange)];
+        for (name, value) in texts.chain(others) {
             match value {
-                Some(value) => command.env(name, value.to_string()),
+                Some(value) => command.env(name, value),
                 None => command.env_remove(name),
             };
         }
-        let start_error = |source| RehearsalError::Start { program: program.to_string_lossy().into_owned(), source };
-        command.spawn().map_err(start_error)
-    }
-}
-
-struct RunningProgram {
-    child: Child,
-    seen: SeenEvents,
-}
-
-impl RunningProgram {
-    /// Ends it: SIGTERM, so that it writes what it recorded, then SIGKILL.
-    fn end(
-        &mut self,
-        grace: Duration,
-        log: &mut EventLog,
-        watch: &mut dyn FnMut(&ProgramEvent),
-    ) -> io::Result<ExitStatus> {
-        if let Some(status) = self.wait(grace, log, watch)? {
-            return Ok(status);
-        }
-        self.seen.terminate(self.child.id());
-        if let Some(status) = self.wait(AFTER_TERMINATE, log, watch)? {
-            return Ok(status);
-        }
-        self.child.kill()?;
-        self.child.wait()
     }
 
-    fn wait(
-        &mut self,
-        most: Duration,
-        log: &mut EventLog,
-        watch: &mut dyn FnMut(&ProgramEvent),
-    ) -> io::Result<Option<ExitStatus>> {
-        let began = Instant::now();
-        while began.elapsed() < most {
-            self.seen.take(log, watch);
-            if let Some(status) = self.child.try_wait()? {
-                return Ok(Some(status));
+    /// The output of a rank that is not passed through.
+    fn log(&self, rank: u32) -> PathBuf {
+        self.folder.join(format!("rank-{rank}.log"))
+    }
+
+    fn remove_empty_logs(&self) {
+        for &rank in self.world.iter().flat_map(World::started) {
+            let path = self.log(rank);
+            if fs::metadata(&path).is_ok_and(|file| file.len() == 0) {
+                let _ = fs::remove_file(path);
             }
-            thread::sleep(LOOK);
         }
-        Ok(None)
     }
 }
 
-/// What is known from the events.
-#[derive(Default)]
-struct SeenEvents {
-    kinds: Vec<EventKind>,
-    refusal: Option<String>,
-    executable: String,
-    terminated_at: Option<String>,
-    /// Processes that use CUDA.
-    recording: BTreeSet<u32>,
+/// A port that nothing uses now.
+fn free_port() -> io::Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
-impl SeenEvents {
-    fn take(&mut self, log: &mut EventLog, watch: &mut dyn FnMut(&ProgramEvent)) {
-        for event in log.new_events() {
-            if !self.kinds.contains(&event.event) {
-                self.kinds.push(event.event);
-            }
-            match event.event {
-                EventKind::Refused => self.refusal = Some(event.reason.clone()),
-                EventKind::Missing => self.executable.clone_from(&event.executable),
-                EventKind::Cuda => {
-                    self.recording.insert(event.pid);
-                }
-                EventKind::End => {
-                    self.recording.remove(&event.pid);
-                }
-                EventKind::Terminated => self.terminated_at.clone_from(&event.r#where),
-                EventKind::Python | EventKind::Torch | EventKind::Step => {}
-            }
-            watch(&event);
-        }
+/// What a run needs until its end, in a temporary folder: events, values that ranks exchange, caches of torch.compile.
+struct RunPlaces {
+    temporary: TemporaryFolder,
+    compile_cache: CompileCache,
+}
+
+impl RunPlaces {
+    fn create() -> io::Result<RunPlaces> {
+        let temporary = TemporaryFolder::create()?;
+        let compile_cache = CompileCache::create(temporary.path())?;
+        let places = RunPlaces { temporary, compile_cache };
+        fs::create_dir(places.exchange())?;
+        Ok(places)
     }
 
-    fn has(&self, kind: EventKind) -> bool {
-        self.kinds.contains(&kind)
+    fn events(&self) -> PathBuf {
+        self.temporary.path().join("events")
     }
 
-    /// Why there is nothing to answer, if so. A program that failed by itself has shown why.
-    fn judge(&self, outcome: &ProgramOutcome) -> Result<(), RehearsalError> {
-        if let Some(reason) = &self.refusal {
-            return Err(RehearsalError::Refused(reason.clone()));
-        }
-        if self.has(EventKind::Missing) && !self.has(EventKind::Torch) {
-            return Err(RehearsalError::NoTorch { executable: self.executable.clone() });
-        }
-        if !outcome.status.success() || outcome.ended_by.is_some() || !outcome.processes.is_empty() {
-            return Ok(());
-        }
-        Err(if !self.has(EventKind::Python) {
-            RehearsalError::NoPython
-        } else if !self.has(EventKind::Torch) {
-            RehearsalError::TorchUnused
-        } else {
-            RehearsalError::GpuUnused
-        })
-    }
-
-    /// Sends SIGTERM to the program and to its processes that record. The shell does it, because a signal can be sent
-    /// to another process only by unsafe code.
-    fn terminate(&self, child: u32) {
-        let processes = self.recording.iter().copied().chain([child]).map(|pid| pid.to_string());
-        let script = "for pid in \"$@\"; do kill -TERM \"$pid\" 2>/dev/null; done";
-        // Without a shell, SIGKILL follows.
-        let _ = Command::new("sh").args(["-c", script, "sh"]).args(processes).stderr(Stdio::null()).status();
+    fn exchange(&self) -> PathBuf {
+        self.temporary.path().join("exchange")
     }
 }
 

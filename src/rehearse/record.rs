@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::{
     compile_cache::CompileCacheState,
-    facts::{CompileFacts, DeviceFacts, OomFacts, ReadFacts},
+    facts::{CompileFacts, DeviceFacts, OomFacts, ProcessFacts, ReadFacts},
     program::{ProgramEnd, ProgramOutcome},
 };
 use crate::{
@@ -71,6 +71,8 @@ pub struct RehearsalRecord {
     pub wall_seconds: f64,
     /// Processes that used a GPU.
     pub processes: usize,
+    /// The peaks of each rank, where there are several.
+    pub ranks: Vec<RankPeaks>,
     /// The first request that failed.
     pub oom: Option<OomFacts>,
     /// How the program failed, if it did.
@@ -101,6 +103,31 @@ pub struct RehearsalRecord {
     pub torch: FileText,
 }
 
+/// The peaks of one rank, on the device on which it reserved most.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct RankPeaks {
+    /// The rank.
+    pub rank: u32,
+    /// Most bytes in blocks.
+    pub allocated_bytes: u64,
+    /// Most bytes taken from the driver.
+    pub reserved_bytes: u64,
+    /// Whether a request failed.
+    pub ran_out: bool,
+}
+
+impl RankPeaks {
+    fn of(process: &ProcessFacts) -> RankPeaks {
+        let most = process.devices.iter().max_by_key(|device| (device.peak_reserved, device.peak_allocated));
+        RankPeaks {
+            rank: process.rank,
+            allocated_bytes: most.map_or(0, |device| device.peak_allocated),
+            reserved_bytes: most.map_or(0, |device| device.peak_reserved),
+            ran_out: process.oom.is_some(),
+        }
+    }
+}
+
 impl RehearsalRecord {
     /// What a run showed. Its files lie in the folder.
     #[must_use]
@@ -128,6 +155,7 @@ impl RehearsalRecord {
             settled_after: processes.iter().map(|process| process.settled_after).max().unwrap_or(0),
             wall_seconds: outcome.wall.as_secs_f64(),
             processes: processes.len(),
+            ranks: if processes.len() > 1 { processes.iter().map(RankPeaks::of).collect() } else { Vec::new() },
             oom: processes.iter().find_map(|process| process.oom.clone()),
             failure: failure(outcome),
             recordings: devices().filter_map(path).collect(),
@@ -209,7 +237,6 @@ mod tests {
     use std::{os::unix::process::ExitStatusExt, process::ExitStatus, time::Duration};
 
     use super::*;
-    use crate::rehearse::facts::ProcessFacts;
 
     fn process(rank: u32, reserved: u64) -> ProcessFacts {
         let device = DeviceFacts {
@@ -225,6 +252,7 @@ mod tests {
     fn outcome(code: i32, processes: Vec<ProcessFacts>) -> ProgramOutcome {
         ProgramOutcome {
             status: ExitStatus::from_raw(code << 8),
+            failure: None,
             ended_by: None,
             wall: Duration::ZERO,
             processes,
@@ -243,6 +271,8 @@ mod tests {
         assert_eq!((record.peak_allocated_bytes, record.peak_reserved_bytes), (Some(1500), Some(3000)));
         assert_eq!(record.recordings, ["out/rank-0.pickle", "out/rank-1.pickle"]);
         assert_eq!(record.largest_recording.as_deref(), Some("out/rank-1.pickle"));
+        let ranks = record.ranks.iter().map(|one| (one.rank, one.allocated_bytes, one.reserved_bytes));
+        assert_eq!(ranks.collect::<Vec<_>>(), [(0, 500, 1000), (1, 1500, 3000)]);
         assert_eq!(record.reads.iter().map(|read| read.count).collect::<Vec<_>>(), [4]);
         assert_eq!(record.left_bytes(), Some(record.total_bytes - record.context_bytes - 3000));
     }

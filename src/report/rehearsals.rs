@@ -13,7 +13,7 @@ use crate::{
     base::{Bytes, FileText},
     rehearse::{
         facts::ReadFacts,
-        record::{RehearsalRecord, RehearsalVerdict},
+        record::{RankPeaks, RehearsalRecord, RehearsalVerdict},
         search::SearchedValue,
     },
 };
@@ -69,7 +69,8 @@ impl Render for RehearsalReport {
         let Some(explained) = self.explained() else { return String::new() };
         let mut text = match &*self.records {
             [record] => {
-                format!("{}\n{}\n{}\n", headline(record, self.searched.as_ref()), peaks(record), files(record))
+                let headline = headline(record, self.searched.as_ref());
+                format!("{headline}\n{}\n{}\n{}", peaks(record), files(record), ranks(record))
             }
             records => several(self, records, medium),
         };
@@ -156,6 +157,39 @@ fn files(record: &RehearsalRecord) -> String {
     let limit = record.limit_bytes.map(|limit| format!(" --limit {limit}B"));
     let card = limit.unwrap_or_else(|| format!(" --card {}", record.card));
     line("recording", &format!("{source}; next: oomph advise {source}{card}"))
+}
+
+/// The peaks of each rank; ranks with the same peaks share a line.
+fn ranks(record: &RehearsalRecord) -> String {
+    let mut groups: Vec<(&RankPeaks, Vec<u32>)> = Vec::new();
+    for one in &record.ranks {
+        let same = |other: &RankPeaks| RankPeaks { rank: one.rank, ..other.clone() } == *one;
+        match groups.iter_mut().find(|(other, _)| same(other)) {
+            Some((_, ranks)) => ranks.push(one.rank),
+            None => groups.push((one, vec![one.rank])),
+        }
+    }
+    let mut text = String::new();
+    for (peaks, ranks) in groups {
+        let label = format!("{} {}", if ranks.len() == 1 { "rank" } else { "ranks" }, ranges(&ranks));
+        let ran_out = if peaks.ran_out { ", and ran out of memory" } else { "" };
+        let (allocated, reserved) = (Bytes(peaks.allocated_bytes), Bytes(peaks.reserved_bytes));
+        let _ = writeln!(text, "{}", line(&label, &format!("{allocated} allocated, {reserved} reserved{ran_out}")));
+    }
+    text
+}
+
+/// Numbers in order, such as 0-3,5.
+fn ranges(numbers: &[u32]) -> String {
+    let mut found: Vec<(u32, u32)> = Vec::new();
+    for &number in numbers {
+        match found.last_mut() {
+            Some((_, end)) if *end + 1 == number => *end = number,
+            _ => found.push((number, number)),
+        }
+    }
+    let text = |&(start, end): &(u32, u32)| if start == end { start.to_string() } else { format!("{start}-{end}") };
+    found.iter().map(text).collect::<Vec<_>>().join(",")
 }
 
 fn line(label: &str, value: &str) -> String {
@@ -291,7 +325,16 @@ fn assumption(name: &FileText, record: &RehearsalRecord) -> String {
         "cudnn_convolution_workspace_by_rule" => return convolutions::by_rule(record),
         "cudnn_recurrent_space_by_rule" => "workspaces of recurrent layers follow a rule",
         "cudnn_workspace_unknown" => "some workspaces of cuDNN are unknown and taken as empty",
-        "nccl_buffers_not_counted" => "buffers of NCCL, which PyTorch does not count either, are taken as empty",
+        "nccl_buffers_not_counted" => {
+            "NCCL's own buffers are not in these figures, nor in PyTorch's: one rank alone took 558 MiB for its first group and \
+             388 MiB for a second on an H200; with more ranks they are not known, so what is left is an upper bound"
+        }
+        "absent_ranks" => {
+            "some ranks were not rehearsed: in exchanges, the data of the rehearsed rank stands for theirs"
+        }
+        "rank_did_not_contribute" => {
+            "a value was read that another rank did not send within 10 minutes; it is not known"
+        }
         "nccl_split_size" => "the sizes of groups that NCCL splits are unknown",
         other => return FileText::from(other).to_string(),
     };
@@ -378,6 +421,20 @@ mod tests {
         );
         assert_eq!(lines[2], "recording    out/rank-0.pickle; next: oomph advise out/rank-0.pickle --card 24GiB");
         assert_eq!(lines.len(), 3, "{text}");
+    }
+
+    #[test]
+    fn ranks_with_the_same_peaks_share_a_line() {
+        let rank =
+            |rank, gib, ran_out| RankPeaks { rank, allocated_bytes: gib * GIB, reserved_bytes: gib * GIB, ran_out };
+        let ranks = vec![rank(0, 3, false), rank(1, 2, false), rank(2, 2, false), rank(3, 3, true), rank(5, 2, false)];
+        let report =
+            RehearsalReport { records: vec![RehearsalRecord { ranks, ..fitting() }], ..RehearsalReport::default() };
+        let text = report.text(Medium::PIPE);
+        let expected = "rank 0       3.00 GiB allocated, 3.00 GiB reserved\n\
+                        ranks 1-2,5  2.00 GiB allocated, 2.00 GiB reserved\n\
+                        rank 3       3.00 GiB allocated, 3.00 GiB reserved, and ran out of memory\n";
+        assert!(text.ends_with(expected), "{text}");
     }
 
     #[test]

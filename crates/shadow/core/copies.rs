@@ -8,7 +8,7 @@ use crate::{
     errors::{CAPTURE_UNSUPPORTED, SUCCESS, conclude},
     launch,
     state::{self, Shadow},
-    streams,
+    streams, values,
 };
 
 /// How a read whose value is not known was answered; the numbers are part of the interface.
@@ -52,6 +52,9 @@ fn copy(target: u64, source: u64, bytes: u64, stream: u64, host_waits: bool) -> 
         return SUCCESS;
     }
     let (to_device, from_device) = (is_device_address(target), is_device_address(source));
+    if from_device && bytes <= card().keep {
+        values::settle(source, bytes);
+    }
     let mut shadow = state::lock();
     let rate = if to_device && from_device { DEVICE_COPY_BYTES_PER_NANO } else { HOST_COPY_BYTES_PER_NANO };
     let nanos = streams::KERNEL_FLOOR_NANOS + bytes / rate;
@@ -229,11 +232,6 @@ cuda_functions! {
         }
         SUCCESS
     }
-}
-
-/// A copy on the device by a library (collectives).
-pub fn carry(target: u64, source: u64, bytes: u64, stream: u64) {
-    copy(target, source, bytes, stream, false);
 }
 
 #[cfg(test)]

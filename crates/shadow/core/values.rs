@@ -4,8 +4,27 @@
 //! values on. A value dies when something else is written there: a larger copy, a kernel that gets its address (see
 //! `launch`), or when the memory is freed. PyTorch reuses addresses without telling the driver, so a kernel is the only
 //! sign of reuse.
+//!
+//! The result of an exchange between processes is known later: it is pending until it is read ([`settle`]).
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
+
+use crate::state;
+
+/// A value that is not there yet.
+pub trait PendingValue: Send + Sync {
+    /// Waits for it; `None` if it is not known.
+    fn wait(&self) -> Option<Vec<u8>>;
+}
+
+/// Waits for the pending values in a range. The books must not be locked.
+pub fn settle(address: u64, bytes: u64) {
+    loop {
+        let Some((serial, pending)) = state::lock().values.pending_in(address, bytes) else { return };
+        let value = pending.wait();
+        state::lock().values.settle(serial, value.as_deref());
+    }
+}
 
 /// More than this is not remembered in all; then the oldest half goes.
 const MAX_TOTAL_BYTES: usize = 64 << 20;
@@ -16,7 +35,12 @@ pub struct KeptValues {
     pieces: BTreeMap<u64, Piece>,
     total: usize,
     last_serial: u64,
+    /// Pieces whose bytes are not there yet, by serial: where they begin, and how to get them.
+    pending: BTreeMap<u64, (u64, Arc<dyn PendingValue>)>,
 }
+
+/// When so many values are pending, those that were overwritten are dropped.
+const MANY_PENDING: usize = 1 << 12;
 
 struct Piece {
     bytes: Vec<u8>,
@@ -41,6 +65,40 @@ impl KeptValues {
         self.insert(address, bytes, self.last_serial);
         if self.total > MAX_TOTAL_BYTES {
             self.drop_oldest_half();
+        }
+    }
+
+    /// Remembers that bytes will be there.
+    pub fn put_pending(&mut self, address: u64, bytes: u64, pending: Arc<dyn PendingValue>) {
+        if self.pending.len() >= MANY_PENDING {
+            let live: std::collections::BTreeSet<u64> = self.pieces.values().map(|piece| piece.serial).collect();
+            self.pending.retain(|serial, _| live.contains(serial));
+        }
+        self.put(address, vec![0; bytes as usize]);
+        self.pending.insert(self.last_serial, (address, pending));
+    }
+
+    /// The first pending value in a range, with its serial.
+    fn pending_in(&self, address: u64, bytes: u64) -> Option<(u64, Arc<dyn PendingValue>)> {
+        if self.pending.is_empty() {
+            return None;
+        }
+        let first = self.piece_at(address).map_or(address, |(start, _)| start);
+        let mut pieces = self.pieces.range(first..address.saturating_add(bytes)).map(|(_, piece)| piece.serial);
+        pieces.find_map(|serial| Some((serial, self.pending.get(&serial)?.1.clone())))
+    }
+
+    /// A pending value came, or it is not known. Where it was overwritten in the meantime, it stays so.
+    fn settle(&mut self, serial: u64, value: Option<&[u8]>) {
+        let Some((address, _)) = self.pending.remove(&serial) else { return };
+        let places = self.pieces.iter().filter(|(_, piece)| piece.serial == serial);
+        let places: Vec<(u64, usize)> = places.map(|(&start, piece)| (start, piece.bytes.len())).collect();
+        for (start, length) in places {
+            let offset = (start - address) as usize;
+            match (value.and_then(|value| value.get(offset..offset + length)), self.pieces.get_mut(&start)) {
+                (Some(value), Some(piece)) => piece.bytes.copy_from_slice(value),
+                _ => self.forget(start, length as u64),
+            }
         }
     }
 
@@ -72,7 +130,7 @@ impl KeptValues {
             let at = address + found.len() as u64;
             let (&start, piece) = self.pieces.range(..=at).next_back()?;
             let rest = piece.bytes.get((at - start) as usize..)?;
-            if rest.is_empty() {
+            if rest.is_empty() || self.pending.contains_key(&piece.serial) {
                 return None;
             }
             found.extend_from_slice(&rest[..rest.len().min((bytes - found.len() as u64) as usize)]);
@@ -130,6 +188,28 @@ mod tests {
         assert_eq!((values.get(200, 1), values.get(201, 1)), (None, Some(vec![3])));
         values.carry(100, 201, 4, 2);
         assert_eq!(values.get(100, 1), None, "larger than what is kept");
+    }
+
+    #[test]
+    fn pending_values_come_where_they_were_not_overwritten() {
+        struct Later;
+        impl PendingValue for Later {
+            fn wait(&self) -> Option<Vec<u8>> {
+                Some(vec![1, 2, 3, 4])
+            }
+        }
+        let mut values = KeptValues::default();
+        values.put_pending(100, 4, Arc::new(Later));
+        values.put(101, vec![9]);
+        assert_eq!((values.get(100, 1), values.get(101, 1)), (None, Some(vec![9])));
+        assert!(values.pending_in(101, 1).is_none());
+        let (serial, pending) = values.pending_in(101, 2).unwrap();
+        values.settle(serial, pending.wait().as_deref());
+        assert_eq!(values.get(100, 4), Some(vec![1, 9, 3, 4]));
+        values.put_pending(100, 4, Arc::new(Later));
+        let (serial, _) = values.pending_in(103, 1).unwrap();
+        values.settle(serial, None);
+        assert!(values.is_empty() && values.pending.is_empty());
     }
 
     #[test]

@@ -515,6 +515,20 @@ def write_whole(path: str, content: bytes) -> None:
             os.unlink(unfinished)
 
 
+def attach_ranks(core: Any) -> None:
+    """Loads the part that ranks of a bigger world need."""
+    if os.environ.get("WORLD_SIZE", "1") in ("", "0", "1"):
+        return
+    import importlib.util
+
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_oomph_ranks.py")
+    spec = importlib.util.spec_from_file_location("_oomph_ranks", path)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.attach(core)
+
+
 class TorchFinder:
     """Finds torch as always, and adds what happens before and after it is loaded."""
 
@@ -542,6 +556,7 @@ class TorchFinder:
             original(module)
             if not is_helper(folder):
                 Rehearsal(module, libraries, folder).attach()
+                attach_ranks(libraries.core)
 
         loader.exec_module = exec_module
 

@@ -1,6 +1,7 @@
 //! `oomph rehearse`, with a stub of PyTorch that needs `libcudart.so.13`: libraries are written, loaded and called for real.
 
 mod generators;
+mod ranks;
 mod truth;
 
 use std::{

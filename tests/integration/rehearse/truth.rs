@@ -74,3 +74,63 @@ fn a_real_program_is_recorded_and_verified() {
     let limit = format!("{}B", own[1] - (2 << 20));
     assert_eq!(run(&["--limit", &limit, "-o", "small"]).status.code(), Some(108));
 }
+
+/// FSDP2, with values that the ranks exchange.
+const RANK_PROGRAM: &str = "\
+import os, torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+rank, world = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
+torch.cuda.set_device(int(os.environ['LOCAL_RANK']))
+dist.init_process_group('nccl')
+model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(4)]).cuda()
+for layer in model:
+    fully_shard(layer)
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(3):
+    model(torch.randn(64 * (rank + 1), 1024, device='cuda')).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+total = torch.tensor([rank + 1.0]).cuda()
+dist.all_reduce(total)
+ranks = torch.empty(world, dtype=torch.long, device='cuda')
+dist.all_gather_into_tensor(ranks, torch.tensor([rank]).cuda())
+objects = [None] * world
+dist.all_gather_object(objects, 'x' * (rank + 1))
+group = dist.new_group(backend='gloo')
+host = torch.tensor([rank + 1.0])
+dist.all_reduce(host, group=group)
+print(total.item(), ranks.tolist(), objects, host.item())
+dist.destroy_process_group()
+";
+
+/// A rank alone takes what it takes among the others, and values are exchanged where all ranks are there.
+#[test]
+fn a_rank_alone_takes_what_it_takes_among_all() {
+    let Ok(site) = env::var("OOMPH_REHEARSE_TORCH") else {
+        eprintln!("skipped: OOMPH_REHEARSE_TORCH does not name a site folder with a PyTorch wheel for CUDA");
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("train.py"), RANK_PROGRAM).unwrap();
+    let run = |options: &[&str]| {
+        let mut command = oomph(folder.path());
+        command.args(["rehearse", "--format", "json", "--timeout", "300s"]).args(options);
+        let output = command.args(["--", "python3", "train.py"]).env("PYTHONPATH", &site).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(output.status.code(), Some(0), "{text}{}", String::from_utf8_lossy(&output.stderr));
+        let (said, answer) = text.split_once('\n').unwrap();
+        let answer: serde_json::Value = serde_json::from_str(answer).unwrap();
+        (said.to_owned(), answer["rows"][0].clone())
+    };
+    let (said, all) = run(&["--ranks", "3", "-o", "all"]);
+    assert_eq!(said, "6.0 [0, 1, 2] ['x', 'xx', 'xxx'] 6.0");
+    assert!(fs::read_to_string(folder.path().join("all/rank-2.log")).unwrap().contains(&said));
+    let (said, alone) = run(&["--ranks", "3", "--rank", "2", "-o", "alone"]);
+    assert_eq!(said, "9.0 [2, 2, 2] ['xxx', 'xxx', 'xxx'] 9.0");
+    assert_eq!(alone["peak_allocated_bytes"], all["ranks"][2]["allocated_bytes"]);
+    assert_eq!(alone["peak_reserved_bytes"], all["ranks"][2]["reserved_bytes"]);
+    assert!(all["ranks"][2]["allocated_bytes"].as_u64() > all["ranks"][0]["allocated_bytes"].as_u64(), "{all}");
+    let assumed = |row: &serde_json::Value| row["assumptions"].to_string().contains("absent_ranks");
+    assert_eq!((assumed(&all), assumed(&alone)), (false, true));
+}
