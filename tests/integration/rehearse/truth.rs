@@ -47,3 +47,33 @@ fn a_real_program_is_recorded_and_verified() {
     let limit = format!("{}B", own[1] - (2 << 20));
     assert_eq!(run(&["--limit", &limit, "-o", "small"]).status.code(), Some(108));
 }
+
+/// A convolution that trains.
+const CONVOLUTION: &str = "\
+import torch
+model = torch.nn.Conv2d(64, 64, 3, padding=1).cuda()
+model(torch.randn(4, 64, 32, 32, device='cuda')).sum().backward()
+";
+
+/// With cuDNN beside PyTorch its own answer is used, and without it the reason is said.
+#[test]
+fn the_installed_cudnn_answers_for_convolutions() {
+    let Ok(site) = env::var("OOMPH_REHEARSE_TORCH") else {
+        eprintln!("skipped: OOMPH_REHEARSE_TORCH does not name a site folder with a PyTorch wheel for CUDA");
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("train.py"), CONVOLUTION).unwrap();
+    let mut command = oomph(folder.path());
+    command.args(["rehearse", "-o", "out", "--", "python3", "train.py"]).env_remove("LD_LIBRARY_PATH");
+    let output = command.env("PYTHONPATH", Path::new(&site)).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    let installed = env::split_paths(&site).any(|folder| folder.join("nvidia/cudnn/lib/libcudnn.so.9").exists());
+    if installed {
+        assert!(said.contains("come from the installed cuDNN") || said.contains("cannot know without a GPU"), "{said}");
+    } else {
+        eprintln!("skipped in part: no cuDNN lies in the site folder, so only its absence is tested");
+        assert!(said.contains("here not: "), "{said}");
+    }
+}
