@@ -20,7 +20,9 @@ pub(super) fn by_rule(record: &RehearsalRecord) -> String {
             "workspaces of convolutions ({plans}) {rule}. They come from cuDNN itself where it is installed \
              (nvidia-cudnn-cu12 or nvidia-cudnn-cu13, 9.8 or newer, for the CUDA of PyTorch); here not: {reason}"
         ),
-        None => format!("workspaces of convolutions ({plans}) that the installed cuDNN refuses {rule}"),
+        None => format!(
+            "workspaces of convolutions ({plans}) that the installed cuDNN refuses or cannot know without a GPU {rule}"
+        ),
     }
 }
 
@@ -33,7 +35,9 @@ mod tests {
         let mut record =
             RehearsalRecord { convolutions_by_cudnn: 12, convolutions_by_rule: 1, ..RehearsalRecord::default() };
         assert!(by_cudnn(&record).starts_with("workspaces of convolutions (12 plans) come from the installed cuDNN"));
-        assert!(by_rule(&record).starts_with("workspaces of convolutions (1 plan) that the installed cuDNN refuses"));
+        assert!(
+            by_rule(&record).starts_with("workspaces of convolutions (1 plan) that the installed cuDNN refuses or")
+        );
         record.cudnn_reason = Some("cuDNN 9 is not installed".into());
         assert!(by_rule(&record).ends_with("here not: cuDNN 9 is not installed"));
     }

@@ -107,16 +107,11 @@ dist.destroy_process_group()
 /// A rank alone takes what it takes among the others, and values are exchanged where all ranks are there.
 #[test]
 fn a_rank_alone_takes_what_it_takes_among_all() {
-    let Ok(site) = env::var("OOMPH_REHEARSE_TORCH") else {
-        eprintln!("skipped: OOMPH_REHEARSE_TORCH does not name a site folder with a PyTorch wheel for CUDA");
-        return;
-    };
+    let Some(site) = site() else { return };
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("train.py"), RANK_PROGRAM).unwrap();
     let run = |options: &[&str]| {
-        let mut command = oomph(folder.path());
-        command.args(["rehearse", "--format", "json", "--timeout", "300s"]).args(options);
-        let output = command.args(["--", "python3", "train.py"]).env("PYTHONPATH", &site).output().unwrap();
+        let output = rehearse(folder.path(), &site, options, &["python3", "train.py"]);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         assert_eq!(output.status.code(), Some(0), "{text}{}", String::from_utf8_lossy(&output.stderr));
         let (said, answer) = text.split_once('\n').unwrap();
@@ -133,4 +128,31 @@ fn a_rank_alone_takes_what_it_takes_among_all() {
     assert!(all["ranks"][2]["allocated_bytes"].as_u64() > all["ranks"][0]["allocated_bytes"].as_u64(), "{all}");
     let assumed = |row: &serde_json::Value| row["assumptions"].to_string().contains("absent_ranks");
     assert_eq!((assumed(&all), assumed(&alone)), (false, true));
+}
+
+/// A convolution that trains.
+const CONVOLUTION: &str = "\
+import torch
+model = torch.nn.Conv2d(64, 64, 3, padding=1).cuda()
+model(torch.randn(4, 64, 32, 32, device='cuda')).sum().backward()
+";
+
+/// With cuDNN beside PyTorch its own answer is used, and without it the reason is said.
+#[test]
+fn the_installed_cudnn_answers_for_convolutions() {
+    let Some(site) = site() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("train.py"), CONVOLUTION).unwrap();
+    let mut command = oomph(folder.path());
+    command.args(["rehearse", "-o", "out", "--", "python3", "train.py"]).env_remove("LD_LIBRARY_PATH");
+    let output = command.env("PYTHONPATH", &site).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    let installed = env::split_paths(&site).any(|folder| folder.join("nvidia/cudnn/lib/libcudnn.so.9").exists());
+    if installed {
+        assert!(said.contains("come from the installed cuDNN") || said.contains("cannot know without a GPU"), "{said}");
+    } else {
+        eprintln!("skipped in part: no cuDNN lies in the site folder, so only its absence is tested");
+        assert!(said.contains("here not: "), "{said}");
+    }
 }

@@ -33,6 +33,7 @@ const CONFIG_WORKSPACE: i32 = 303;
 const CONFIG_SHARED_MEMORY: i32 = 304;
 pub const PLAN_CONFIG: i32 = 401;
 pub const PLAN_WORKSPACE: i32 = 402;
+pub const PLAN_JSON: i32 = 405;
 pub const GRAPH_OPERATIONS: i32 = 801;
 const GRAPH_ENGINE_COUNT: i32 = 802;
 pub const ENGINE_GRAPH: i32 = 1300;
@@ -41,7 +42,7 @@ const ENGINE_INDEX: i32 = 1301;
 pub const HANDLE: i32 = 0;
 pub const INT64: i32 = 3;
 pub const DESCRIPTOR: i32 = 15;
-const CHARACTER: i32 = 24;
+pub const CHARACTER: i32 = 24;
 
 /// Bytes of an element of an attribute.
 fn width(kind: i32) -> usize {

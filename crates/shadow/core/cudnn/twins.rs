@@ -9,15 +9,15 @@ use std::{ptr::null_mut, sync::Arc};
 use super::{
     BAD_PARAM, SUCCESS,
     backend::{
-        self, CONFIG_ENGINE, DESCRIPTOR, Descriptor, ENGINE, ENGINE_CONFIG, ENGINE_GRAPH, GRAPH_OPERATIONS, HANDLE,
-        HEURISTICS, HEURISTICS_GRAPH, HEURISTICS_MODE, HEURISTICS_RESULTS, INT64, OPERATION_GRAPH, PLAN, PLAN_CONFIG,
-        PLAN_WORKSPACE, Shared, Value, borrow,
+        self, CHARACTER, CONFIG_ENGINE, DESCRIPTOR, Descriptor, ENGINE, ENGINE_CONFIG, ENGINE_GRAPH, GRAPH_OPERATIONS,
+        HANDLE, HEURISTICS, HEURISTICS_GRAPH, HEURISTICS_MODE, HEURISTICS_RESULTS, INT64, OPERATION_GRAPH, PLAN,
+        PLAN_CONFIG, PLAN_JSON, PLAN_WORKSPACE, Shared, Value, borrow,
     },
     installed::{Installed, installed},
     workspace,
 };
 use crate::{
-    arguments::{In, is_host},
+    arguments::{In, Out, is_host},
     state,
 };
 
@@ -40,6 +40,17 @@ impl Twin {
     fn set_descriptors(&self, attribute: i32, handles: &[u64]) -> Result<(), i32> {
         let bytes: Vec<u8> = handles.iter().flat_map(|handle| handle.to_le_bytes()).collect();
         self.library.set(self.handle, attribute, DESCRIPTOR, handles.len() as i64, &bytes)
+    }
+
+    /// A text; empty where the library has none.
+    fn text(&self, attribute: i32) -> String {
+        let get = |length: i64, buffer: *mut u8| self.library.get(self.handle, attribute, CHARACTER, length, buffer);
+        let length = get(0, null_mut()).unwrap_or(0).max(0);
+        let mut buffer = vec![0; length as usize];
+        if get(length, buffer.as_mut_ptr()).is_err() {
+            return String::new();
+        }
+        String::from_utf8_lossy(&buffer).into_owned()
     }
 }
 
@@ -147,12 +158,30 @@ pub fn get(
         },
     };
     if descriptor.kind == PLAN && attribute == PLAN_WORKSPACE {
-        state::lock().counters.assume("cudnn_convolution_workspace_by_cudnn");
+        return Some(plan_workspace(&twin, descriptor, elements));
     }
     if kind != DESCRIPTOR {
         return Some(twin.library.get(twin.handle, attribute, kind, wanted, elements));
     }
     Some(get_descriptors(&twin, descriptor, attribute, wanted, elements))
+}
+
+/// Kernels of Hopper with this knob divide the last tiles among the multiprocessors (stream-K) and add the parts up in
+/// the workspace. cuDNN asks the CUDA runtime for the number of multiprocessors there, not the properties that it was
+/// given, and without a GPU it counts too few parts.
+pub const STREAM_K: &str = "\"CUDNN_KNOB_TYPE_WORKSPACE\":0";
+
+/// The workspace of a plan: as the library says, and not less than by the rule where it cannot know.
+fn plan_workspace(twin: &Twin, plan: &Descriptor, elements: *mut u8) -> Result<i64, i32> {
+    let mut bytes = 0i64;
+    twin.library.get(twin.handle, PLAN_WORKSPACE, INT64, 1, (&raw mut bytes).cast())?;
+    if twin.text(PLAN_JSON).contains(STREAM_K) {
+        bytes = bytes.max(workspace::of_operations(&plan.operations()));
+    } else {
+        state::lock().counters.assume("cudnn_convolution_workspace_by_cudnn");
+    }
+    Out(elements.cast::<i64>()).set(bytes);
+    Ok(1)
 }
 
 /// Descriptors are filled by the library: each of the program's gets a new twin for that.
