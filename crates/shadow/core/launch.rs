@@ -44,6 +44,10 @@ enum KernelKind {
     Other,
 }
 
+/// Kernels whose first pointer is the output: element-wise ones, sums along a dimension, gathers, concatenations.
+const FIRST_IS_OUTPUT: [&str; 4] =
+    ["elementwise_kernel", "tensor_kernel_scan_", "vectorized_gather_kernel", "CatArrayBatchedCopy"];
+
 impl Kernel {
     fn new(name: &str) -> Kernel {
         let nonzero = name.contains("NonZero") || name.contains("CountMask");
@@ -53,7 +57,7 @@ impl Kernel {
             () if nonzero && name.contains("DeviceReduce") => KernelKind::NonzeroCount,
             () if name.contains("DeviceReduceSingleTile") => KernelKind::SecondPass,
             () if name.contains("multi_outputs") => KernelKind::Other,
-            () if name.contains("elementwise_kernel") => KernelKind::Elementwise,
+            () if FIRST_IS_OUTPUT.iter().any(|part| name.contains(part)) => KernelKind::Elementwise,
             () if name.contains("reduce_kernel") => KernelKind::Reduction,
             () => KernelKind::Other,
         };
