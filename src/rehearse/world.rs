@@ -6,6 +6,9 @@ use std::{ffi::OsString, path::Path};
 /// GPUs of a node, where the user does not say.
 const GPUS_PER_NODE: u32 = 8;
 
+/// Each rank is a process with a PyTorch of its own, which takes some hundred MiB.
+const MOST_PROCESSES: usize = 64;
+
 /// Why ranks cannot be started.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WorldError {
@@ -17,6 +20,9 @@ pub enum WorldError {
         /// The size of the world.
         size: u32,
     },
+    /// One machine does not hold them.
+    #[error("{0} ranks are too many for one machine (at most {MOST_PROCESSES}): name some of them, such as --rank 0,1")]
+    TooMany(usize),
     /// The command starts ranks itself.
     #[error(
         "--ranks starts one process per rank, and '{0}' starts ranks itself: leave out --ranks, or give the command that \
@@ -43,6 +49,9 @@ impl World {
         let mut started = if named.is_empty() { (0..size).collect() } else { named.to_vec() };
         started.sort_unstable();
         started.dedup();
+        if started.len() > MOST_PROCESSES {
+            return Err(WorldError::TooMany(started.len()));
+        }
         Ok(World { size, started, gpus_per_node: gpus_per_node.unwrap_or(GPUS_PER_NODE.min(size)) })
     }
 
@@ -121,6 +130,8 @@ mod tests {
         assert_eq!(variable(&world, 5, "LOCAL_WORLD_SIZE"), "8");
         let small = World::new(2, &[], None).unwrap();
         assert_eq!((small.gpus_per_node(), small.is_complete()), (2, true));
+        assert_eq!(World::new(1024, &[], None), Err(WorldError::TooMany(1024)));
+        assert!(World::new(1024, &[0, 1023], None).is_ok());
         assert_eq!(World::new(2, &[2], None), Err(WorldError::Outside { rank: 2, size: 2 }));
     }
 
