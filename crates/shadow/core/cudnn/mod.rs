@@ -3,6 +3,7 @@
 pub mod backend;
 mod convolutions;
 pub mod legacy;
+pub mod recurrent;
 mod workspace;
 
 /// `CUDNN_STATUS_SUCCESS`.
