@@ -1,40 +1,20 @@
-//! cuDNN's recurrent networks: their weights, workspace and reserve space.
-//!
-//! The sizes are sums of buffers that are each rounded up to 32 bytes. Source: 12,020 answers of an H200 with cuDNN 9.19,
-//! from which the rules were found (a third of the random ones held out), and 111,882 more that were measured afterwards:
-//! random shapes, all cells, fp32, fp64, fp16 and bf16, one and two directions, projections, dropout, padded and packed
-//! sequences, all four algorithms. All answers but two agree to the byte; those two asked for tensor cores with
-//! conversion (`CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION`), which PyTorch does not do.
-//! `tools/shadow/measure_recurrent.py` measures such answers.
+//! cuDNN's recurrent networks: their descriptors and weights. `sizes` has the rules of their workspace.
+
+mod sizes;
 
 use std::{collections::HashMap, sync::Mutex};
 
 use super::{SUCCESS, legacy::set_shape};
 use crate::{
     arguments::{In, Out},
-    card::card,
     state,
 };
 
-/// `CUDNN_RNN_ALGO_STANDARD` and `CUDNN_RNN_ALGO_PERSIST_STATIC`.
-const STANDARD: i32 = 0;
-const PERSIST_STATIC: i32 = 1;
 /// `CUDNN_LSTM` and `CUDNN_GRU`; the other cells are plain ones with ReLU or tanh.
 const LSTM: i32 = 2;
 const GRU: i32 = 3;
 /// `CUDNN_DATA_BFLOAT16`.
 const BFLOAT16: i32 = 9;
-/// `CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION`.
-const ALLOW_CONVERSION: i32 = 2;
-/// `CUDNN_RNN_PADDED_IO_ENABLED`.
-const PADDED: u32 = 1;
-/// `CUDNN_FWD_MODE_TRAINING`.
-const TRAINING: i32 = 1;
-
-/// A workspace for the matrix products of each layer and direction.
-const PRODUCTS: i64 = 8 << 20;
-/// Bytes that every space has beside its buffers.
-const HEADER: i64 = 256;
 
 /// A recurrent network.
 #[derive(Clone, Copy, Default)]
@@ -76,11 +56,6 @@ static DESCRIPTORS: Mutex<Option<Descriptors>> = Mutex::new(None);
 
 fn with_descriptors<T>(use_them: impl FnOnce(&mut Descriptors) -> T) -> T {
     use_them(state::locked(&DESCRIPTORS).get_or_insert_default())
-}
-
-/// Bytes of buffers that each start at a multiple of 32.
-fn buffers(sizes: &[i64]) -> i64 {
-    sizes.iter().map(|bytes| (bytes + 31) / 32 * 32).sum()
 }
 
 /// The weights.
@@ -173,140 +148,6 @@ impl RecurrentNetwork {
     }
 }
 
-/// The workspace and the reserve space.
-impl RecurrentNetwork {
-    /// Whether a persistent algorithm is used. In bf16 cuDNN takes the standard one instead.
-    fn is_persistent(&self) -> bool {
-        self.algorithm != STANDARD && self.data_type != BFLOAT16
-    }
-
-    /// Bytes of a hidden vector for each step of each sequence, in one direction.
-    fn all_steps(&self, sequences: Sequences) -> i64 {
-        sequences.vectors * self.hidden * self.width()
-    }
-
-    /// Bytes of a hidden vector for each sequence, in each layer and direction.
-    fn one_step(&self, sequences: Sequences) -> i64 {
-        self.layers * self.directions * sequences.batch * self.hidden * self.width()
-    }
-
-    /// Copies without padding of the input, the output, and the states before and after. The backward pass has them for
-    /// the gradients too (`copies` 2).
-    fn padded_bytes(&self, sequences: Sequences, copies: i64) -> i64 {
-        if self.flags & PADDED == 0 {
-            return 0;
-        }
-        let (width, state) = (self.width(), self.one_step(sequences));
-        let input = sequences.vectors * self.input * width;
-        let output = sequences.vectors * self.output() * self.directions * width;
-        let hidden = state / self.hidden.max(1) * self.output();
-        let cells = if self.cell == LSTM { buffers(&[state, state]) } else { 0 };
-        copies * (buffers(&[input, output, hidden, hidden]) + cells) + buffers(&[8 * sequences.batch])
-    }
-
-    /// What the forward and the backward pass both have: the matrices, and states of one step.
-    fn shared_bytes(&self, sequences: Sequences, gates: i64) -> i64 {
-        let step = self.one_step(sequences);
-        let cell = if self.cell == LSTM { 2 * step } else { 0 };
-        let second = if self.directions == 2 { step } else { 0 };
-        let states = if self.is_persistent() { [2 * step, cell, second] } else { [gates * step, cell, 2 * second] };
-        let projection = if self.is_projected() { self.all_steps(sequences) * self.directions } else { 0 };
-        let products = self.layers * self.directions * PRODUCTS;
-        HEADER + products + buffers(&[self.matrix_bytes(), projection]) + buffers(&states)
-    }
-
-    fn forward_bytes(&self, sequences: Sequences, has_dropout: bool) -> i64 {
-        let (steps, gates) = (self.all_steps(sequences), self.gates());
-        // One direction is worked off in parts of 256 steps.
-        let at_a_time = self.all_steps(Sequences { vectors: sequences.vectors.min(256 * sequences.batch), ..sequences });
-        let products = match (self.directions, self.is_persistent()) {
-            (1, false) => gates * at_a_time,
-            _ => gates * steps * self.directions,
-        };
-        let persistent = if self.is_persistent() { 4 * gates * steps } else { 0 };
-        let between_layers = match (self.directions, has_dropout) {
-            (2, _) => 4 * steps,
-            (_, true) => steps,
-            (_, false) => 0,
-        };
-        self.shared_bytes(sequences, gates)
-            + buffers(&[products, persistent, between_layers])
-            + self.padded_bytes(sequences, 1)
-    }
-
-    fn backward_bytes(&self, sequences: Sequences) -> i64 {
-        let steps = self.all_steps(sequences);
-        let both = self.directions * self.directions;
-        let input = both * sequences.vectors * self.input.max(self.hidden) * self.width();
-        let stacked = if self.layers > 1 { 2 } else { 1 };
-        let gradients = match (self.directions, self.is_persistent()) {
-            (1, false) => self.all_steps(Sequences { vectors: self.vectors_in_flight(sequences), ..sequences }),
-            _ => stacked * steps * self.directions,
-        };
-        let persistent = if self.is_persistent() { self.persistent_backward_bytes(sequences) } else { 0 };
-        self.shared_bytes(sequences, 1)
-            + buffers(&[input, gradients])
-            + persistent
-            + self.padded_bytes(sequences, 2)
-    }
-
-    fn persistent_backward_bytes(&self, sequences: Sequences) -> i64 {
-        let steps = self.all_steps(sequences);
-        let saved = if self.cell == GRU { 6 } else { self.gates() };
-        let least = if self.algorithm == PERSIST_STATIC { 2 * self.hidden * (sequences.batch + 2432) } else { 0 };
-        buffers(&[least.max(8 * steps), saved * steps])
-    }
-
-    /// Vectors whose gradients the backward pass of one direction holds at a time. Layers work on chunks of steps, one
-    /// chunk behind the other; small batches have longer chunks.
-    fn vectors_in_flight(&self, sequences: Sequences) -> i64 {
-        if self.layers == 1 {
-            return sequences.vectors;
-        }
-        let chunk = match (sequences.batch, sequences.steps) {
-            (..=1, _) => 32,
-            (..=8, _) => 16,
-            (..=16, _) | (_, 128..) => 8,
-            (..=96, _) => 4,
-            _ => 2,
-        };
-        sequences.vectors.min((chunk * self.layers + chunk.max(8)) * sequences.batch)
-    }
-
-    /// Bytes of the workspace. One size serves the forward and the backward pass of a training step.
-    fn work_bytes(&self, sequences: Sequences, mode: i32, has_dropout: bool) -> i64 {
-        let forward = self.forward_bytes(sequences, has_dropout);
-        if mode == TRAINING { forward.max(self.backward_bytes(sequences)) } else { forward }
-    }
-
-    /// Bytes that the forward pass keeps for the backward pass: gates, cells, outputs between layers, and a bit of
-    /// dropout for each of their elements.
-    fn reserve_bytes(&self, sequences: Sequences, mode: i32, has_dropout: bool) -> i64 {
-        if mode != TRAINING {
-            return 0;
-        }
-        let layer = self.all_steps(sequences) * self.directions;
-        let (all, between) = (self.layers * layer, (self.layers - 1) * layer);
-        let kept = match self.cell {
-            LSTM if self.is_projected() => {
-                let outputs = all / self.hidden.max(1) * self.output();
-                buffers(&[4 * all, all, all, outputs, between])
-            }
-            LSTM => buffers(&[4 * all, all, between]),
-            GRU => buffers(&[6 * all, between]),
-            _ => buffers(&[all, between]),
-        };
-        let bits = sequences.steps * sequences.batch * self.output() * self.directions;
-        let masks = (self.layers - 1) * self.directions * buffers(&[(bits + 7) / 8]);
-        HEADER + kept + if has_dropout { masks } else { 0 }
-    }
-
-    /// Whether sizes of such networks were compared with a GPU's.
-    fn is_measured(&self) -> bool {
-        card().cudnn / 10_000 == 9 && card().major == 9 && self.math != ALLOW_CONVERSION
-    }
-}
-
 fn network(descriptor: u64) -> RecurrentNetwork {
     with_descriptors(|all| all.networks.get(&descriptor).copied()).unwrap_or_default()
 }
@@ -379,5 +220,53 @@ cuda_functions! {
     fn cudnnGetRNNTempSpaceSizes(_handle: u64, descriptor: u64, mode: i32, data: u64, work: Out<u64>, reserve: Out<u64>) -> i32 { temporary_space(descriptor, mode, data, work, reserve) }
     fn cudnnGetRNNWeightParams(_handle: u64, descriptor: u64, layer: i32, _bytes: u64, space: u64, matrix: i32, matrix_shape: u64, matrix_address: Out<u64>, bias_shape: u64, bias_address: Out<u64>) -> i32 {
         weight_params(descriptor, layer, space, matrix, [matrix_shape, bias_shape], [matrix_address, bias_address])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_of_a_network_add_up() {
+        let lstm = RecurrentNetwork {
+            cell: LSTM,
+            bias: 2,
+            directions: 2,
+            input: 10,
+            hidden: 20,
+            layers: 2,
+            ..Default::default()
+        };
+        // Two directions: 4 gates x (input + hidden) columns, then the second layer reads both directions; two biases each.
+        let expected = 2 * 4 * 20 * (10 + 20) + 2 * 4 * 20 * (40 + 20) + 4 * 8 * 20;
+        assert_eq!(lstm.weight_bytes(), expected * 4);
+        assert_eq!(lstm.offset(0, 1, false), 20 * 10 * 4);
+        assert_eq!(lstm.offset(0, 0, true), (expected - 4 * 8 * 20) * 4);
+    }
+
+    /// Work and reserve space in training, asked as PyTorch asks: LSTM in fp32, 512 inputs, 768 hidden, two layers.
+    fn asked(dropout: u64, batch: i32, lengths: In<i32>) -> (u64, u64) {
+        let (network, data, mut work, mut reserve) = (0x71, 0x72, 0, 0);
+        cudnnSetRNNDescriptor_v8(network, 0, LSTM, 2, 0, 0, 0, 0, 0, 512, 768, 768, 2, dropout, 1);
+        cudnnSetRNNDataDescriptor(data, 0, 0, 128, batch, 512, lengths, 0);
+        cudnnGetRNNTempSpaceSizes(0, network, 1, data, Out(&raw mut work), Out(&raw mut reserve));
+        (work, reserve)
+    }
+
+    #[test]
+    fn dropout_is_that_of_the_descriptor_when_sizes_are_asked() {
+        let full = [128; 32];
+        cudnnSetDropoutDescriptor(0x73, 0, 0.0, 0, 0, 0);
+        cudnnRestoreDropoutDescriptor(0x74, 0, 0.5, 0, 0, 0);
+        // Measured, as in `sizes`.
+        assert_eq!(asked(0x73, 32, In(full.as_ptr())), (124_649_984, 138_412_288));
+        assert_eq!(asked(0x74, 32, In(full.as_ptr())), (137_232_896, 138_805_504));
+        cudnnSetDropoutDescriptor(0x74, 0, 0.0, 0, 0, 0);
+        assert_eq!(asked(0x74, 32, In(full.as_ptr())), (124_649_984, 138_412_288));
+        let shorter = [100; 32];
+        let (work, reserve) = asked(0x74, 32, In(shorter.as_ptr()));
+        assert_eq!(reserve, 256 + 11 * 3200 * 768 * 4);
+        assert!(work < 124_649_984);
     }
 }
