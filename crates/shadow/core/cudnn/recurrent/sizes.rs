@@ -3,7 +3,7 @@
 //! The sizes are sums of buffers that are each rounded up to 32 bytes. Source: 123,902 answers of an H200 with cuDNN 9.19
 //! (`tools/shadow/measure_recurrent.py`) for random shapes of all cells, data types, algorithms, one and two directions,
 //! projections, dropout, padded and packed sequences. The rules of the standard algorithm were found on 7,700 of them,
-//! those of the persistent ones on some hundred. All but two agree to the byte, among them 99,634 of the standard algorithm
+//! those of the persistent ones on a few hundred. All but two agree to the byte, among them 99,634 of the standard algorithm
 //! that no rule was found on. The two asked for tensor cores with conversion, which PyTorch does not.
 
 use super::{BFLOAT16, GRU, LSTM, RecurrentNetwork, Sequences};
