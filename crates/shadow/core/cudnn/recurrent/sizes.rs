@@ -167,8 +167,10 @@ mod tests {
     /// Algorithm, cell, bias mode, directions, data type, input, hidden, projected, layers, flags.
     type Network = [i64; 10];
 
-    /// Networks; longest length, batch and sum of lengths; mode; dropout; work, reserve and weight bytes of an H200.
-    const MEASURED: &[(Network, [i64; 3], i32, bool, [i64; 3])] = &[
+    /// Network; longest length, batch and sum of lengths; mode; dropout; work, reserve and weight bytes of an H200.
+    type Measurement = (Network, [i64; 3], i32, bool, [i64; 3]);
+
+    const MEASURED: &[Measurement] = &[
         // LSTM in fp32, inference.
         ([0, 2, 2, 1, 0, 512, 768, 768, 2, 1], [128, 32, 4_096], 0, false, [124_649_984, 0, 34_652_160]),
         // The same in training.
