@@ -323,7 +323,9 @@ fn assumption(name: &FileText, record: &RehearsalRecord) -> String {
         "all_true" => "checks whether all elements have a property are true",
         "cudnn_convolution_workspace_by_cudnn" => return convolutions::by_cudnn(record),
         "cudnn_convolution_workspace_by_rule" => return convolutions::by_rule(record),
-        "cudnn_recurrent_space_by_rule" => "workspaces of recurrent layers follow a rule",
+        "cudnn_recurrent_space_by_rule" => {
+            "workspaces of recurrent layers follow a rule that was measured on the H200 with cuDNN 9 only"
+        }
         "cudnn_workspace_unknown" => "some workspaces of cuDNN are unknown and taken as empty",
         "nccl_buffers_not_counted" => {
             "NCCL's own buffers are not in these figures, nor in PyTorch's: one rank alone took 558 MiB for its first group and \

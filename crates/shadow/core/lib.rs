@@ -55,6 +55,7 @@ const SUBJECTS: &[&[(&str, binding::Code)]] = &[
     cublas::FUNCTIONS,
     cudnn::backend::FUNCTIONS,
     cudnn::legacy::FUNCTIONS,
+    cudnn::recurrent::FUNCTIONS,
     driver_api::FUNCTIONS,
     errors::FUNCTIONS,
     host_memory::FUNCTIONS,
