@@ -6,11 +6,8 @@ pub mod installed;
 #[cfg(test)]
 mod installed_tests;
 pub mod legacy;
-<<<<<<< HEAD
 mod twins;
-=======
 pub mod recurrent;
->>>>>>> recurrent
 mod workspace;
 
 /// `CUDNN_STATUS_SUCCESS`.
