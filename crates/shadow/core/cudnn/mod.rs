@@ -6,8 +6,8 @@ pub mod installed;
 #[cfg(test)]
 mod installed_tests;
 pub mod legacy;
-mod twins;
 pub mod recurrent;
+mod twins;
 mod workspace;
 
 /// `CUDNN_STATUS_SUCCESS`.
