@@ -4,7 +4,7 @@
 //! record by its number and wait until it is there.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     fs::{File, OpenOptions},
     io::Write,
     os::unix::fs::FileExt,
@@ -61,17 +61,18 @@ impl Exchange {
     /// Writes a contribution; `None` where it is not known. One that cannot be written is missed by the others.
     pub fn post(&self, channel: Channel, number: u64, contribution: Option<&[u8]>) {
         let mut writers = locked(&self.writers);
-        if !writers.contains_key(&channel) {
-            let opened = OpenOptions::new().create(true).append(true).open(self.path(channel));
-            let Ok(file) = opened else { return };
-            writers.insert(channel, file);
-        }
+        let file = match writers.entry(channel) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => {
+                let opened = OpenOptions::new().create(true).append(true).open(self.path(channel));
+                let Ok(file) = opened else { return };
+                entry.insert(file)
+            }
+        };
         let length = contribution.map_or(UNKNOWN, |bytes| bytes.len() as u64);
         let mut record = [number.to_le_bytes(), length.to_le_bytes()].concat();
         record.extend_from_slice(contribution.unwrap_or_default());
-        if let Some(file) = writers.get_mut(&channel) {
-            let _ = file.write_all(&record);
-        }
+        let _ = file.write_all(&record);
     }
 
     /// Waits for a contribution: `Ok(None)` where its rank does not know it.
