@@ -300,19 +300,41 @@ class ObjectExchange:
         self.c10d._get_default_store().set(f"{key}/{rank}", pickle.dumps(value))
 
     def take(self, key: str, rank: int) -> Any:
-        return pickle.loads(self.c10d._get_default_store().get(f"{key}/{rank}"))
+        return pickle.loads(self.take_bytes(key, rank))
+
+    def take_bytes(self, key: str, rank: int) -> bytes:
+        return bytes(self.c10d._get_default_store().get(f"{key}/{rank}"))
+
+    def allocate(self, group: Any, sizes: List[int]) -> None:
+        """Allocates and releases the tensors with which PyTorch exchanges objects on a GPU, in bytes."""
+        device_of = getattr(self.c10d, "_get_object_coll_device", None) or self.c10d._get_pg_default_device
+        device = device_of(group)
+        if str(getattr(device, "type", device)) != "cuda":
+            return
+        torch = sys.modules["torch"]
+        tensors = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
+        del tensors
+
+    def gathered(self, texts: List[bytes], group: Any, gets: bool) -> List[Any]:
+        """Objects from their pickles, with the tensors of a gather: the own size and object, then those of all ranks, which
+        NCCL gathers into one tensor more."""
+        count, longest = group.size(), max(len(text) for text in texts)
+        own = [8, longest, 8 * count]
+        self.allocate(group, own + [8 * count] + ([count * longest] * 2 if gets else []))
+        return [pickle.loads(text) for text in texts]
 
     def all_gather_object(self, object_list: List[Any], obj: Any, group: Any = None) -> None:
         group = self.members(group)
         if group is None:
             return
+        count = group.size()
         if self.absent:
-            text = pickle.dumps(obj)
-            object_list[: group.size()] = [pickle.loads(text) for _ in range(group.size())]
+            object_list[:count] = self.gathered([pickle.dumps(obj)] * count, group, True)
             return
         key = self.key(group)
         self.put(key, group.rank(), obj)
-        object_list[: group.size()] = [self.take(key, rank) for rank in range(group.size())]
+        texts = [self.take_bytes(key, rank) for rank in range(count)]
+        object_list[:count] = self.gathered(texts, group, True)
 
     def gather_object(
         self,
@@ -325,14 +347,16 @@ class ObjectExchange:
         group = self.members(group)
         if group is None:
             return
+        gets = group.rank() == self.root(group, dst, group_dst) and object_gather_list is not None
         if self.absent:
-            if group.rank() == self.root(group, dst, group_dst) and object_gather_list is not None:
-                self.all_gather_object(object_gather_list, obj, group)
-            return
-        key = self.key(group)
-        self.put(key, group.rank(), obj)
-        if group.rank() == self.root(group, dst, group_dst) and object_gather_list is not None:
-            object_gather_list[: group.size()] = [self.take(key, rank) for rank in range(group.size())]
+            texts = [pickle.dumps(obj)] * group.size()
+        else:
+            key = self.key(group)
+            self.put(key, group.rank(), obj)
+            texts = [self.take_bytes(key, rank) for rank in range(group.size())]
+        objects = self.gathered(texts, group, gets)
+        if gets and object_gather_list is not None:
+            object_gather_list[: group.size()] = objects
 
     def broadcast_object_list(
         self,
@@ -343,14 +367,17 @@ class ObjectExchange:
         group_src: Optional[int] = None,
     ) -> None:
         group = self.members(group)
-        # The objects of an absent rank are not known: this rank keeps its own.
-        if group is None or self.absent:
+        if group is None:
             return
-        key, root = self.key(group), self.root(group, src, group_src)
-        if group.rank() == root:
-            self.put(key, root, object_list)
-        else:
-            object_list[:] = self.take(key, root)
+        # The objects of an absent rank are not known: this rank keeps its own.
+        if not self.absent:
+            key, root = self.key(group), self.root(group, src, group_src)
+            if group.rank() == root:
+                self.put(key, root, object_list)
+            else:
+                object_list[:] = self.take(key, root)
+        total = sum(len(pickle.dumps(one)) for one in object_list)
+        self.allocate(group, [8 * len(object_list), max(total, 1)])
 
     def scatter_object_list(
         self,
