@@ -1,9 +1,9 @@
 //! Kernels: their names, their launches, and what a launch tells about values.
 //!
-//! Nothing runs, except small computations on known values (`compute`). A launch takes time on its stream, is remembered as the last kernel of the stream (it made what is read
-//! next), and ends the life of known values that it may overwrite: every known value whose address is among its arguments,
-//! except where the kernel is known to read it. PyTorch's element-wise kernels get their output as the first pointer, its
-//! reductions as the second, behind their input.
+//! Nothing runs, except small computations on known values (`compute`). A launch takes time on its stream, is remembered as
+//! the last kernel of the stream (it made what is read next), and ends the life of known values that it may overwrite: every
+//! known value whose address is among its arguments, except where the kernel is known to read it. PyTorch's element-wise
+//! kernels get their output as the first pointer, its reductions as the second, behind their input.
 //!
 //! The number and the sizes of a kernel's arguments are not known (they are in compressed device code). Arguments of a
 //! launch lie on the caller's stack, so the words there are looked at, within the stack and within bounds.
@@ -33,8 +33,10 @@ pub struct Kernel {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KernelKind {
-    /// The first pointer is the output, the others are inputs.
-    Elementwise,
+    /// The first word of this argument is the output; all other pointers are inputs.
+    OutputFirst(usize),
+    /// The same, for the first pointer in the second argument: it lies behind sizes and strides.
+    OutputInLambda,
     /// The first pointer is the input, the second the output.
     Reduction,
     /// Counts nonzero elements: `args[2]` is the number of items.
@@ -44,9 +46,15 @@ enum KernelKind {
     Other,
 }
 
-/// Kernels whose first pointer is the output: element-wise ones, sums along a dimension, gathers, concatenations.
-const FIRST_IS_OUTPUT: [&str; 4] =
-    ["elementwise_kernel", "tensor_kernel_scan_", "vectorized_gather_kernel", "CatArrayBatchedCopy"];
+/// Sums along a dimension, gathers and concatenations: the output is the first argument.
+const POINTERS_FIRST: [&str; 3] = ["tensor_kernel_scan_", "vectorized_gather_kernel", "CatArrayBatchedCopy"];
+/// Element-wise kernels with an array of pointers, the output first.
+const POINTERS_THIRD: [&str; 4] = [
+    "vectorized_elementwise_kernel",
+    "vectorized_templated_elementwise_kernel",
+    "unrolled_elementwise_kernel",
+    "elementwise_kernel_with_index",
+];
 
 impl Kernel {
     fn new(name: &str) -> Kernel {
@@ -57,7 +65,10 @@ impl Kernel {
             () if nonzero && name.contains("DeviceReduce") => KernelKind::NonzeroCount,
             () if name.contains("DeviceReduceSingleTile") => KernelKind::SecondPass,
             () if name.contains("multi_outputs") => KernelKind::Other,
-            () if FIRST_IS_OUTPUT.iter().any(|part| name.contains(part)) => KernelKind::Elementwise,
+            () if POINTERS_FIRST.iter().any(|part| name.contains(part)) => KernelKind::OutputFirst(0),
+            // (int count, functor, pointers, ..) or (int count, lambda), see CUDALoops.cuh.
+            () if POINTERS_THIRD.iter().any(|part| name.contains(part)) => KernelKind::OutputFirst(2),
+            () if name.contains("elementwise_kernel") => KernelKind::OutputInLambda,
             () if name.contains("reduce_kernel") => KernelKind::Reduction,
             () => KernelKind::Other,
         };
@@ -187,6 +198,44 @@ const MAX_WORDS: u64 = 512;
 
 /// Forgets values that the kernel may overwrite, now and, where a stream captures it, with each launch of the graph.
 fn forget_outputs(shadow: &mut Shadow, kind: KernelKind, arguments: In<u64>, capturing: Option<u64>) {
+    let outputs = match kind {
+        KernelKind::OutputFirst(argument) => {
+            let word = arguments.get_at(argument).and_then(|at| In(at as *const u64).get());
+            word.filter(|&word| is_device_address(word)).into_iter().collect()
+        }
+        KernelKind::OutputInLambda => {
+            let (_, high) = stack_bounds();
+            let start = arguments.get_at(1).unwrap_or(0);
+            device_words(start, high.min(start + MAX_WORDS * 8)).map(|(_, word)| word).take(1).collect()
+        }
+        // The first pointer is the input. Reductions with two results have two outputs, one behind the other.
+        KernelKind::Reduction => match *all_device_words(arguments) {
+            [_, (at, one), (behind, two), ..] if behind == at + 8 => vec![one, two],
+            [_, (_, one), ..] => vec![one],
+            _ => Vec::new(),
+        },
+        _ => all_device_words(arguments).into_iter().map(|(_, word)| word).collect(),
+    };
+    for output in outputs {
+        if let Some(stream) = capturing {
+            shadow.captures.note_write(stream, output);
+        }
+        if let Some((piece, bytes)) = shadow.values.piece_at(output) {
+            shadow.values.forget(piece, bytes);
+        }
+    }
+}
+
+/// Device addresses among the words of a range of the stack, and where they are.
+fn device_words(start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
+    (start.next_multiple_of(8)..end.saturating_sub(7))
+        .step_by(8)
+        .filter_map(|at| Some((at, In(at as *const u64).get()?)))
+        .filter(|&(_, word)| is_device_address(word))
+}
+
+/// Device addresses among all arguments, in their order, and where they are.
+fn all_device_words(arguments: In<u64>) -> Vec<(u64, u64)> {
     let (low, high) = stack_bounds();
     let on_stack = |address: u64| (low..high).contains(&address);
     // The array itself may end with its page; it is read no further.
@@ -197,45 +246,24 @@ fn forget_outputs(shadow: &mut Shadow, kind: KernelKind, arguments: In<u64>, cap
     } else {
         MAX_ARGUMENTS.min(in_page)
     };
-    let mut starts: Vec<u64> =
-        (0..count).map_while(|index| arguments.get_at(index).filter(|&at| on_stack(at))).collect();
-    let in_order = starts.clone();
-    let count_of_arguments = in_order.len();
+    let in_order: Vec<u64> = (0..count).map_while(|index| arguments.get_at(index).filter(|&at| on_stack(at))).collect();
+    let mut starts = in_order.clone();
     starts.sort_unstable();
-    let mut pointers = 0;
+    let mut found = Vec::new();
     let mut words = 0;
-    for start in in_order {
+    for start in &in_order {
         // An argument ends where the next begins. Of the last one, which may be followed by unrelated words, only the
         // beginning is looked at; kernels with one argument get all of theirs in it.
-        // The output of an element-wise kernel is the first pointer, which may lie behind sizes and strides.
-        let whole = count_of_arguments == 1 || kind == KernelKind::Elementwise;
-        let last = if whole { MAX_WORDS * 8 } else { 256 };
-        let next = starts.iter().copied().find(|&other| other > start).unwrap_or(start + last);
+        let last = if in_order.len() == 1 { MAX_WORDS * 8 } else { 256 };
+        let next = starts.iter().copied().find(|other| other > start).unwrap_or(start + last);
         let end = next.min(start + MAX_WORDS * 8).min(high);
-        for at in (start.next_multiple_of(8)..end.saturating_sub(7)).step_by(8) {
-            words += 1;
-            let Some(word) = In(at as *const u64).get().filter(|&word| is_device_address(word)) else { continue };
-            pointers += 1;
-            let is_input = match kind {
-                KernelKind::Elementwise => pointers != 1,
-                // Reductions with two results have two outputs.
-                KernelKind::Reduction => pointers != 2 && pointers != 3,
-                _ => false,
-            };
-            if let Some(stream) = capturing.filter(|_| !is_input) {
-                shadow.captures.note_write(stream, word);
-            }
-            if let Some((piece, bytes)) = shadow.values.piece_at(word).filter(|_| !is_input) {
-                shadow.values.forget(piece, bytes);
-            }
-            if kind == KernelKind::Elementwise {
-                return;
-            }
-        }
+        found.extend(device_words(*start, end));
+        words += (end - start) / 8;
         if words > MAX_WORDS {
             break;
         }
     }
+    found
 }
 
 /// The stack of the calling thread: from the current frame to its end.
@@ -340,8 +368,10 @@ mod tests {
     fn launch_with(name: &str, pointers: &[u64]) {
         let function = 0x77;
         register(function, name);
-        let values: [u64; 2] = [pointers[0], pointers[1]];
-        let arguments = [&raw const values[0] as u64, &raw const values[1] as u64, 0];
+        let values: [u64; 4] = [pointers[0], pointers[1], 5, 0];
+        let at = |index: usize| &raw const values[index] as u64;
+        let elementwise = name.contains("elementwise");
+        let arguments = if elementwise { [at(2), at(3), at(0), 0] } else { [at(0), at(1), 0, 0] };
         launch(function, [1; 3], [1; 3], In(arguments.as_ptr()), 0);
     }
 

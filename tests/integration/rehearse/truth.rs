@@ -11,6 +11,75 @@ use tempfile::TempDir;
 
 use crate::command::oomph;
 
+/// The site folder with a PyTorch wheel for CUDA.
+fn site() -> Option<String> {
+    let named = env::var("OOMPH_REHEARSE_TORCH").ok();
+    if named.is_none() {
+        eprintln!("skipped: OOMPH_REHEARSE_TORCH does not name a site folder with a PyTorch wheel for CUDA");
+    }
+    named
+}
+
+/// Masks, counts and flags whose values are known decide what the program does. The same is computed on the CPU.
+const KNOWN_VALUES: &str = "\
+import torch
+def values(device):
+    mask = torch.tensor([[1, 0, 1], [1, 1, 1]]).to(device)
+    longer = torch.cat([mask, mask.new_ones((2, 1))], -1)
+    index = torch.arange(512, device=device)
+    chosen = (index < 300) & (index != 7)
+    done = torch.full((4,), False, device=device) | (torch.arange(4, device=device) >= 2)
+    yield mask.bool().all().item(), longer.sum().item(), longer.bool().sum(-1).tolist()
+    yield torch.where(mask == 0, 1, 0).any().item(), torch.isin(mask, torch.tensor([0, 4]).to(device)).tolist()
+    yield (1 - mask).max().item(), mask.masked_fill(mask == 0, 5).tolist(), mask.t().contiguous().tolist()
+    yield torch.zeros(512, 2, device=device)[chosen].shape, (index[:5, None] >= index[None, :3]).tolist()
+    yield (torch.ones(4, dtype=torch.long, device=device) & ~done).tolist(), done.any().item()
+for host, gpu in zip(values('cpu'), values('cuda')):
+    assert host == gpu, (host, gpu)
+# What is not known stays unknown; a condition on it is false, and what is known decides.
+noise = torch.randn(4, device='cuda')
+assert not torch.isnan(noise).any()
+assert (torch.ones(4, dtype=torch.bool, device='cuda') | (noise > 0)).all()
+graph = torch.cuda.CUDAGraph()
+static = torch.zeros(3, dtype=torch.long, device='cuda')
+with torch.cuda.graph(graph):
+    static += 1
+static.copy_(torch.tensor([7, 7, 7]))
+graph.replay()
+assert static.tolist() != [7, 7, 7], 'a launch of the graph overwrites it'
+";
+
+#[test]
+fn known_values_are_computed() {
+    let Some(site) = site() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("values.py"), KNOWN_VALUES).unwrap();
+    let mut command = oomph(folder.path());
+    command.args(["rehearse", "-o", "out", "--", "python3", "values.py"]).env("PYTHONPATH", &site);
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("conditions on values that were not computed are false"), "{text}");
+}
+
+/// A compiled function: the answer says what the cache contained, and the caches of a run are deleted.
+#[test]
+fn compiled_programs_have_a_cache_of_their_own() {
+    let Some(site) = site() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let program =
+        "import torch\nprint(torch.compile(lambda x: x.sin() + x.cos())(torch.ones(1 << 20, device='cuda')).shape)\n";
+    fs::write(folder.path().join("compiled.py"), program).unwrap();
+    let mut command = oomph(folder.path());
+    command.args(["rehearse", "-o", "out", "--", "python3", "compiled.py"]).env("PYTHONPATH", &site);
+    command.env("TORCHINDUCTOR_CACHE_DIR", folder.path().join("mine")).env_remove("TRITON_CACHE_DIR");
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("torch.compile began with an empty cache, as "), "{text}");
+    assert!(!folder.path().join("mine").exists() && !folder.path().join("out/.compile-cache").exists());
+}
+
 /// A transformer block that trains: forward, backward, an optimizer.
 const PROGRAM: &str = "\
 import torch
