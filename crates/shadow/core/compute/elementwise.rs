@@ -354,3 +354,36 @@ pub fn range(values: &mut KeptValues, arguments: In<u64>) -> Option<()> {
     values.put(target, bytes);
     Some(())
 }
+
+#[cfg(test)]
+mod tests {
+    use oomph_driver::FIRST_RESERVED;
+
+    use super::*;
+
+    /// Launches a contiguous kernel over four elements: functor and pointers as PyTorch passes them.
+    fn launch(values: &mut KeptValues, operation: Operation, element: Element, functor: &[u64], pointers: &[u64]) {
+        let count = 4i32;
+        let arguments = [&raw const count as u64, functor.as_ptr() as u64, pointers.as_ptr() as u64];
+        let recipe = ElementwiseRecipe { wrapper: Wrapper::Contiguous, operation, element };
+        assert_eq!(compute(values, &recipe, In(arguments.as_ptr())), Some(()));
+    }
+
+    #[test]
+    fn known_operands_give_known_results_and_decide_where_they_can() {
+        let at = |place: u64| FIRST_RESERVED + place * 512;
+        let mut values = KeptValues::default();
+        values.put(at(0), (0..4i64).flat_map(i64::to_le_bytes).collect());
+        // LT is the fourth kind of order.
+        launch(&mut values, Operation::OrderWithConstant, Element::I64, &[3, 2], &[at(1), at(0)]);
+        assert_eq!(values.get(at(1), 4), Some(vec![1, 1, 0, 0]));
+        launch(&mut values, Operation::Or(Form::Binary), Element::Bool, &[0], &[at(2), at(1), at(9)]);
+        assert_eq!((values.get(at(2), 2), values.get(at(2) + 2, 1)), (Some(vec![1, 1]), None));
+        launch(&mut values, Operation::And(Form::Binary), Element::Bool, &[0], &[at(3), at(9), at(1)]);
+        assert_eq!((values.get(at(3), 1), values.get(at(3) + 2, 2)), (None, Some(vec![0, 0])));
+        launch(&mut values, Operation::AddToConstantSelf, Element::I64, &[1, u64::MAX], &[at(4), at(0)]);
+        assert_eq!(load(&values, at(4) + 24, Element::I64), Some(Scalar::Int(-2)));
+        launch(&mut values, Operation::Copy, Element::I64, &[0], &[at(0), at(9)]);
+        assert!(values.get(at(0), 1).is_none(), "an unknown input erases the output");
+    }
+}

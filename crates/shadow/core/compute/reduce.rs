@@ -127,3 +127,22 @@ pub fn count(values: &mut KeptValues, element: Element, arguments: In<u64>) -> C
     };
     counted().map_or(Computed::No, Computed::Count)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_element_decides_and_sums_need_all() {
+        let (yes, no) = (Some(Scalar::Int(1)), Some(Scalar::Int(0)));
+        assert_eq!(reduced(ReductionOperation::All, &[yes, None, no]), no);
+        assert_eq!(reduced(ReductionOperation::All, &[yes, None]), None);
+        assert_eq!(reduced(ReductionOperation::All, &[yes, yes]), yes);
+        assert_eq!(reduced(ReductionOperation::Any, &[no, None, yes]), yes);
+        assert_eq!(reduced(ReductionOperation::Any, &[no, no]), no);
+        assert_eq!(reduced(ReductionOperation::Sum, &[yes, yes]), Some(Scalar::Int(2)));
+        assert_eq!(reduced(ReductionOperation::Sum, &[yes, None]), None);
+        assert_eq!(reduced(ReductionOperation::Maximum, &[yes, Some(Scalar::Int(-4))]), yes);
+        assert_eq!(reduced(ReductionOperation::Minimum, &[yes, no]), no);
+    }
+}
