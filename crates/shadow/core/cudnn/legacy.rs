@@ -6,7 +6,7 @@ use super::SUCCESS;
 use crate::{
     arguments::{In, Out, copy_text, new_handle},
     card::card,
-    properties, state, streams,
+    state, streams,
 };
 
 fn set_stream(handle: u64, stream: u64) -> i32 {
@@ -83,9 +83,9 @@ cuda_functions! {
     fn cudnnGetProperty(number: i32, value: Out<i32>) -> i32 { value.set(property(number)); SUCCESS }
     fn cudnnGetErrorString(code: i32) -> *const u8 { if code == SUCCESS { c"CUDNN_STATUS_SUCCESS" } else { c"CUDNN_STATUS_BAD_PARAM" }.as_ptr().cast() }
     fn cudnnGetLastErrorString(buffer: Out<u8>, length: u64) { copy_text("", buffer, length as usize) }
-    // States of a generator of 48 bytes for each thread that a device runs at a time.
+    // States of a generator, 48 bytes for each of 1024 threads on every multiprocessor (H200, cuDNN 9.19: 6,488,064 bytes).
     fn cudnnDropoutGetStatesSize(_handle: u64, bytes: Out<u64>) -> i32 {
-        bytes.set((card().multiprocessors * properties::limits().threads_per_multiprocessor) as u64 * 48);
+        bytes.set(card().multiprocessors as u64 * 1024 * 48);
         SUCCESS
     }
     fn cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(_handle: u64, _mode: i32, _operations: i32, _x: u64, _z: u64, _y: u64, _scale: u64, _activation: u64, bytes: Out<u64>) -> i32 { unknown_size(bytes) }
