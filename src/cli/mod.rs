@@ -30,7 +30,6 @@ mod replay;
 mod replay_releases;
 mod report;
 mod run;
-mod signals;
 mod source;
 mod stress;
 mod techniques;

@@ -13,9 +13,8 @@ use std::{
 };
 
 use super::{
-    exit::{self, CommandError, CommandResult},
+    exit::{self, CommandError, CommandResult, on_signals},
     output,
-    signals::on_signals,
 };
 use crate::suite::worker::{STOP, carry_out, read_case};
 

@@ -3,16 +3,14 @@
 use std::fmt::Write as _;
 
 use super::{
-    Medium, Render, ReportError, advice, convolutions,
-    kernel_name::kernel_name,
-    rehearsal_compile,
+    Medium, Render, ReportError, advice,
+    rehearsal_unknowns::{assumption, compile_note, unknown},
     render::{TextTable, counted, maybe_bytes},
 };
 use crate::{
     answer::advise::Advice,
     base::{Bytes, FileText},
     rehearse::{
-        facts::ReadFacts,
         record::{RankPeaks, RehearsalRecord, RehearsalVerdict},
         search::SearchedValue,
     },
@@ -192,7 +190,7 @@ fn ranges(numbers: &[u32]) -> String {
     found.iter().map(text).collect::<Vec<_>>().join(",")
 }
 
-fn line(label: &str, value: &str) -> String {
+pub(super) fn line(label: &str, value: &str) -> String {
     format!("{label:<12} {value}")
 }
 
@@ -292,7 +290,7 @@ fn details(record: &RehearsalRecord, holders: &MemoryHolders) -> String {
         }
     }
     if let Some(compile) = &record.compile {
-        let _ = writeln!(text, "{}", line("compile", &rehearsal_compile::note(compile, &record.compile_cache)));
+        let _ = writeln!(text, "{}", line("compile", &compile_note(compile, &record.compile_cache)));
     }
     text.push_str(&unknown(&record.reads));
     for name in &record.assumptions {
@@ -315,64 +313,13 @@ fn details(record: &RehearsalRecord, holders: &MemoryHolders) -> String {
     text
 }
 
-/// An assumption of the shadow GPU in words.
-fn assumption(name: &FileText, record: &RehearsalRecord) -> String {
-    let words = match name.raw() {
-        "nonzero" => "half of the elements that are counted on the GPU are not zero, or the share given by --nonzero",
-        "false" => "conditions on values that were not computed are false: a program does not stop early",
-        "all_true" => "checks whether all elements have a property are true",
-        "cudnn_convolution_workspace_by_cudnn" => return convolutions::by_cudnn(record),
-        "cudnn_convolution_workspace_by_rule" => return convolutions::by_rule(record),
-        "cudnn_recurrent_space_by_rule" => {
-            "workspaces of recurrent layers follow a rule that was measured on the H200 with cuDNN 9 only"
-        }
-        "cudnn_workspace_unknown" => "some workspaces of cuDNN are unknown and taken as empty",
-        "nccl_buffers_not_counted" => {
-            "NCCL's own buffers are not in these figures, nor in PyTorch's: one rank alone took 558 MiB for its first group and \
-             388 MiB for a second on an H200; with more ranks they are not known, so what is left is an upper bound"
-        }
-        "absent_ranks" => {
-            "some ranks were not rehearsed: in exchanges, the data of the rehearsed rank stands for theirs"
-        }
-        "rank_did_not_contribute" => {
-            "a value was read that another rank did not send within 10 minutes; it is not known"
-        }
-        "nccl_split_size" => "the sizes of groups that NCCL splits are unknown",
-        other => return FileText::from(other).to_string(),
-    };
-    words.to_owned()
-}
-
-/// Values that decide what the program does next, but were not computed.
-fn unknown(reads: &[ReadFacts]) -> String {
-    if reads.is_empty() {
-        return String::new();
-    }
-    let count: u64 = reads.iter().map(|read| read.count).sum();
-    let values = counted(count as usize, "value was", "values were");
-    let note = format!(
-        "{values} read back from the GPU, which computes nothing: the figures hold if they do not decide shapes"
-    );
-    let mut text = line("not known", &note) + "\n";
-    for read in reads.iter().take(SHOWN) {
-        let place = if read.r#where.raw().is_empty() { "an unknown line".to_owned() } else { read.r#where.to_string() };
-        let kernel = if read.kernel.raw().is_empty() {
-            String::new()
-        } else {
-            format!(", made by {}", FileText::from(kernel_name(read.kernel.raw())))
-        };
-        let _ = writeln!(text, "  {:>10}  {place}{kernel}", format!("{} x", read.count));
-    }
-    if reads.len() > SHOWN {
-        let _ = writeln!(text, "  and {} more", counted(reads.len() - SHOWN, "place", "places"));
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{base::GIB, rehearse::facts::OomFacts};
+    use crate::{
+        base::GIB,
+        rehearse::facts::{OomFacts, ReadFacts},
+    };
 
     fn fitting() -> RehearsalRecord {
         RehearsalRecord {

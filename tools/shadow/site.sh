@@ -20,6 +20,11 @@ install() { python3 -m pip install --quiet --no-compile --disable-pip-version-ch
 install --no-deps "torch==$version" || exit 77
 # What PyTorch needs of Python packages; numpy is optional, and without it PyTorch warns.
 install typing_extensions sympy networkx jinja2 fsspec filelock numpy setuptools || exit 77
+# For torch.compile, in the version that the wheel names.
+triton=$(sed -n 's/^Requires-Dist: triton *(\{0,1\}\(==[0-9.]*\).*/triton\1/p' "$new"/torch-*.dist-info/METADATA | head -n 1)
+if [ -n "$triton" ]; then
+  install --no-deps "$triton" || echo "$triton cannot be downloaded; torch.compile is not rehearsed"
+fi
 rm -rf "$dir"
 mv "$new" "$dir"
 echo "made $dir: torch $version"

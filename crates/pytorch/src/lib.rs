@@ -13,13 +13,13 @@
 
 mod recorded;
 mod release;
-mod release_span;
 mod settings;
 mod variable;
 
 pub use recorded::{InitialLayout, RecordedSettings, RecordedValue};
-pub use release::{AllocatorRules, FractionRule, PoolFallback, PoolRules, Release, ReleaseError, TieOrder};
-pub use release_span::ReleaseSpan;
+pub use release::{
+    AllocatorRules, FractionRule, PoolFallback, PoolRules, Release, ReleaseError, ReleaseSpan, TieOrder,
+};
 pub use settings::{AllocatorSettings, AllocatorSettingsError, CONF_VARIABLE, RangeReserve, UNLIMITED};
 pub use variable::{NEW_CONF_VARIABLE, export_line, variable_note};
 

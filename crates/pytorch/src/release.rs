@@ -240,6 +240,49 @@ const R2_13: AllocatorRules = AllocatorRules {
 const RULES: [AllocatorRules; Release::NEWEST.minor as usize + 1] =
     [R2_0, R2_0, R2_0, R2_0, R2_4, R2_5, R2_5, R2_5, R2_8, R2_8, R2_10, R2_11, R2_12, R2_13, R2_13, R2_13];
 
+/// The releases from one to another, both included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReleaseSpan {
+    /// The oldest.
+    pub first: Release,
+    /// The newest.
+    pub last: Release,
+}
+
+impl ReleaseSpan {
+    /// Every known release.
+    pub const ALL: ReleaseSpan = ReleaseSpan { first: Release::OLDEST, last: Release::NEWEST };
+
+    /// One release.
+    #[must_use]
+    pub const fn only(release: Release) -> ReleaseSpan {
+        ReleaseSpan { first: release, last: release }
+    }
+
+    /// Whether it has this release.
+    #[must_use]
+    pub fn contains(self, release: Release) -> bool {
+        self.first <= release && release <= self.last
+    }
+
+    /// Its releases, the oldest first.
+    pub fn releases(self) -> impl DoubleEndedIterator<Item = Release> {
+        Release::all().filter(move |&release| self.contains(release))
+    }
+}
+
+impl fmt::Display for ReleaseSpan {
+    /// `2.13`, `2.3 or 2.4`, `2.5 to 2.7`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ReleaseSpan { first, last } = self;
+        match self.releases().count() {
+            1 => write!(f, "{first}"),
+            2 => write!(f, "{first} or {last}"),
+            _ => write!(f, "{first} to {last}"),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -261,5 +304,12 @@ mod tests {
         assert_eq!(Release::all().count(), RULES.len());
         assert_eq!(Release::DEFAULT.rules().ties, TieOrder::Address);
         assert_eq!(Release::NEWEST.rules().ties, TieOrder::Segment);
+    }
+
+    #[test]
+    fn span_is_shown_in_words() {
+        let span = |first, last| ReleaseSpan { first: Release::new(first), last: Release::new(last) }.to_string();
+        assert_eq!([span(13, 13), span(3, 4), span(5, 7)], ["2.13", "2.3 or 2.4", "2.5 to 2.7"]);
+        assert_eq!(ReleaseSpan::ALL.releases().count(), Release::all().count());
     }
 }

@@ -15,10 +15,9 @@ use std::{env, panic, process::Command};
 #[cfg(unix)]
 use super::worker::plugin_host;
 use super::{
-    exit::{self, CommandError, CommandResult},
+    exit::{self, CommandError, CommandResult, on_signals},
     options::DeviceChoice,
     output,
-    signals::on_signals,
 };
 use crate::{base::exit_description, plugin, strategy::StrategySpec, stress::is_under_test};
 

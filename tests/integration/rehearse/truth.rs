@@ -4,20 +4,43 @@
 use std::{
     env, fs,
     path::{Path, PathBuf},
-    process::Output,
+    process::{Command, Output},
 };
 
 use tempfile::TempDir;
 
 use crate::command::oomph;
 
-/// The site folder with a PyTorch wheel for CUDA.
-fn site() -> Option<String> {
-    let named = env::var("OOMPH_REHEARSE_TORCH").ok();
-    if named.is_none() {
-        eprintln!("skipped: OOMPH_REHEARSE_TORCH does not name a site folder with a PyTorch wheel for CUDA");
+/// The folder with a PyTorch wheel for CUDA, or `None` after the reason was printed.
+pub(super) fn site() -> Option<PathBuf> {
+    let made = || Path::new(env!("CARGO_MANIFEST_DIR")).join("target/rehearse-site");
+    let site = env::var_os("OOMPH_REHEARSE_TORCH").map_or_else(made, PathBuf::from);
+    if !site.join("torch/version.py").exists() {
+        eprintln!("skipped: no PyTorch wheel for CUDA in {}; tools/shadow/site.sh downloads one", site.display());
+        return None;
     }
-    named
+    Some(site)
+}
+
+/// `oomph rehearse` for programs that import PyTorch from the site folder.
+fn rehearsal(folder: &Path, site: &Path) -> Command {
+    let mut command = oomph(folder);
+    command.arg("rehearse").env("PYTHONPATH", site);
+    command
+}
+
+/// Rehearses a command; the answer is JSON.
+fn rehearse(folder: &Path, site: &Path, options: &[&str], words: &[&str]) -> Output {
+    rehearsal(folder, site).args(["--format", "json"]).args(options).arg("--").args(words).output().unwrap()
+}
+
+/// A folder with the recordings of a command that succeeds, in `out`.
+pub(super) fn rehearsed(words: &[&str]) -> Option<TempDir> {
+    let folder = tempfile::tempdir().unwrap();
+    let output = rehearse(folder.path(), &site()?, &["-o", "out"], words);
+    let text = [&*output.stdout, &*output.stderr].map(String::from_utf8_lossy).concat();
+    assert_eq!(output.status.code(), Some(0), "{words:?}\n{text}");
+    Some(folder)
 }
 
 /// Masks, counts and flags whose values are known decide what the program does. The same is computed on the CPU.
@@ -54,9 +77,8 @@ fn known_values_are_computed() {
     let Some(site) = site() else { return };
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("values.py"), KNOWN_VALUES).unwrap();
-    let mut command = oomph(folder.path());
-    command.args(["rehearse", "-o", "out", "--", "python3", "values.py"]).env("PYTHONPATH", &site);
-    let output = command.output().unwrap();
+    let mut command = rehearsal(folder.path(), &site);
+    let output = command.args(["-o", "out", "--", "python3", "values.py"]).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{text}{}", String::from_utf8_lossy(&output.stderr));
     assert!(text.contains("conditions on values that were not computed are false"), "{text}");
@@ -66,18 +88,22 @@ fn known_values_are_computed() {
 #[test]
 fn compiled_programs_have_a_cache_of_their_own() {
     let Some(site) = site() else { return };
+    if !site.join("triton").exists() {
+        eprintln!("skipped: Triton is not installed in {}", site.display());
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
     let program =
         "import torch\nprint(torch.compile(lambda x: x.sin() + x.cos())(torch.ones(1 << 20, device='cuda')).shape)\n";
     fs::write(folder.path().join("compiled.py"), program).unwrap();
-    let mut command = oomph(folder.path());
-    command.args(["rehearse", "-o", "out", "--", "python3", "compiled.py"]).env("PYTHONPATH", &site);
+    let mut command = rehearsal(folder.path(), &site);
+    command.args(["-o", "out", "--", "python3", "compiled.py"]);
     command.env("TORCHINDUCTOR_CACHE_DIR", folder.path().join("mine")).env_remove("TRITON_CACHE_DIR");
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{text}{}", String::from_utf8_lossy(&output.stderr));
     assert!(text.contains("torch.compile began with an empty cache, as "), "{text}");
-    assert!(!folder.path().join("mine").exists() && !folder.path().join("out/.compile-cache").exists());
+    assert!(!folder.path().join("mine").exists());
 }
 
 /// A transformer block that trains: forward, backward, an optimizer.
@@ -92,33 +118,6 @@ for step in range(6):
     optimizer.zero_grad()
 print(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
 ";
-
-/// The folder with a PyTorch wheel for CUDA, or `None` after the reason was printed.
-pub(super) fn site() -> Option<PathBuf> {
-    let made = || Path::new(env!("CARGO_MANIFEST_DIR")).join("target/rehearse-site");
-    let site = env::var_os("OOMPH_REHEARSE_TORCH").map_or_else(made, PathBuf::from);
-    if !site.join("torch/version.py").exists() {
-        eprintln!("skipped: no PyTorch wheel for CUDA in {}; tools/shadow/site.sh downloads one", site.display());
-        return None;
-    }
-    Some(site)
-}
-
-/// Runs a command in a rehearsal of real PyTorch, with the recordings in `out`.
-pub(super) fn rehearse(folder: &Path, site: &Path, options: &[&str], words: &[&str]) -> Output {
-    let mut command = oomph(folder);
-    command.args(["rehearse", "--format", "json"]).args(options).arg("--").args(words);
-    command.env("PYTHONPATH", site).output().unwrap()
-}
-
-/// A folder with the recordings of a command that succeeds, in `out`.
-pub(super) fn rehearsed(words: &[&str]) -> Option<TempDir> {
-    let folder = tempfile::tempdir().unwrap();
-    let output = rehearse(folder.path(), &site()?, &["-o", "out"], words);
-    let text = [&*output.stdout, &*output.stderr].map(String::from_utf8_lossy).concat();
-    assert_eq!(output.status.code(), Some(0), "{words:?}\n{text}");
-    Some(folder)
-}
 
 /// What PyTorch itself counted is what the answer says, and the model reproduces the recording.
 #[test]
@@ -212,9 +211,9 @@ fn the_installed_cudnn_answers_for_convolutions() {
     let Some(site) = site() else { return };
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("train.py"), CONVOLUTION).unwrap();
-    let mut command = oomph(folder.path());
-    command.args(["rehearse", "-o", "out", "--", "python3", "train.py"]).env_remove("LD_LIBRARY_PATH");
-    let output = command.env("PYTHONPATH", &site).output().unwrap();
+    let mut command = rehearsal(folder.path(), &site);
+    command.args(["-o", "out", "--", "python3", "train.py"]).env_remove("LD_LIBRARY_PATH");
+    let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(output.status.code(), Some(0), "{said}{}", String::from_utf8_lossy(&output.stderr));
     let installed = env::split_paths(&site).any(|folder| folder.join("nvidia/cudnn/lib/libcudnn.so.9").exists());
