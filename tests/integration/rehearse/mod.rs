@@ -7,7 +7,7 @@ mod truth;
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
 };
 
 use oomph::rehearse::{
@@ -255,21 +255,47 @@ fn a_program_that_hangs_is_ended_with_its_line_and_recording() {
     assert!(scene.path("out/rank-0.pickle").exists());
 }
 
+/// A program that waits after its first step, and `oomph` with a folder of its own for temporary files.
+fn waiting_program(scene: &Scene) -> Child {
+    let program = "import time, torch\ntorch.empty(1)\ntorch.optim.Optimizer().step()\nopen('stepped', 'w').close()\n\
+                   time.sleep(60)\n";
+    scene.write("train.py", program);
+    fs::create_dir(scene.path("temporary")).unwrap();
+    let mut command = with_default_signals(&scene.command(&["-o", "out"], &["python3", "train.py"]));
+    command.env("TMPDIR", scene.path("temporary")).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let running = command.spawn().unwrap();
+    wait_until("the first step", || fs::metadata(scene.path("stepped")).ok());
+    assert_eq!(fs::read_dir(scene.path("temporary")).unwrap().count(), 1);
+    running
+}
+
+fn interrupt(running: &Child) {
+    let sent = Command::new("kill").args(["-INT", &running.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+}
+
 #[test]
 fn an_interrupted_program_keeps_its_recording() {
     let Some(scene) = Scene::with_torch() else { return };
-    let program = "import time, torch\ntorch.empty(1)\ntorch.optim.Optimizer().step()\ntime.sleep(600)\n";
-    scene.write("train.py", program);
-    let mut command = with_default_signals(&scene.command(&["-o", "out"], &["python3", "train.py"]));
-    let running = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let events = scene.path("out/.rehearsal-events");
-    wait_until("the first step", || fs::read_to_string(&events).ok().filter(|text| text.contains("\"step\"")));
-    let sent = Command::new("kill").args(["-INT", &running.id().to_string()]).status().unwrap();
-    assert!(sent.success());
+    let running = waiting_program(&scene);
+    interrupt(&running);
     let output = running.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
     assert!(stdout(&output).contains("the program was interrupted"), "{}", stdout(&output));
-    assert!(scene.path("out/rank-0.pickle").exists() && !events.exists());
+    assert!(scene.path("out/rank-0.pickle").exists());
+    assert_eq!(fs::read_dir(scene.path("temporary")).unwrap().count(), 0, "nothing is left behind");
+}
+
+#[test]
+fn a_second_interrupt_ends_it_at_once_and_leaves_nothing() {
+    let Some(scene) = Scene::with_torch() else { return };
+    let mut running = waiting_program(&scene);
+    interrupt(&running);
+    // Two signals that come together are one.
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    interrupt(&running);
+    assert_eq!(running.wait().unwrap().code(), Some(130));
+    assert_eq!(fs::read_dir(scene.path("temporary")).unwrap().count(), 0, "nothing is left behind");
 }
 
 #[test]
