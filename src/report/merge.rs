@@ -10,8 +10,8 @@ use std::{
 };
 
 use super::{
-    Environment, EnvironmentDifference, Partition, PlannedCase, RecordFolder, ReportError, RunFolder, StoredRun,
-    ThresholdFiles, command_line,
+    Environment, EnvironmentDifference, OPTIONS_OF_ONE_PROCESS, Partition, PlannedCase, RecordFolder, ReportError,
+    RunFolder, StoredRun, ThresholdFiles,
     details::{detail_path, read_detail},
     folder::{self, FolderRecord},
     html::{self, PageRun},
@@ -19,6 +19,7 @@ use super::{
     new_folder::NewFolder,
     plan,
     stored_run::named,
+    without_options,
 };
 use crate::{
     answer::threshold::{ThresholdDetail, ThresholdStatus},
@@ -137,7 +138,7 @@ impl Shards {
         let all = || self.folders.iter().map(|folder| &folder.run.environment);
         let machines: BTreeSet<&str> = all().map(|run| run.machine.as_str()).collect();
         let own = &first.run.environment;
-        let command = command_line::without(&own.command, &command_line::OPTIONS_OF_ONE_PROCESS);
+        let command = without_options(&own.command, &OPTIONS_OF_ONE_PROCESS);
         Environment {
             started: all().map(|run| &run.started).min().unwrap_or(&own.started).clone(),
             machine: machines.into_iter().collect::<Vec<_>>().join(", "),

@@ -9,7 +9,6 @@ mod cases;
 mod changes;
 mod checksum;
 mod claims;
-pub mod command_line;
 mod details;
 mod environment;
 mod error;
@@ -39,7 +38,9 @@ pub use advice::AdviceReport;
 pub use cases::{timings, waterfall};
 pub use claims::ClaimReport;
 pub use details::read_detail;
-pub use environment::{Environment, EnvironmentDifference, RunSettings};
+pub use environment::{
+    Environment, EnvironmentDifference, OPTIONS_OF_ONE_PROCESS, RunSettings, quoted, without_options,
+};
 pub use error::ReportError;
 pub use folder::{FolderRecord, RecordFolder, RunFolder, read_environment, read_records, read_timings};
 pub use leaks::{LeakAnswer, LeakReport};

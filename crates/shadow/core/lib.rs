@@ -40,7 +40,6 @@ mod memory;
 mod modules;
 mod nccl;
 mod nvml;
-mod nvrtc;
 mod occupancy;
 mod pools;
 mod properties;
@@ -64,7 +63,6 @@ const SUBJECTS: &[&[(&str, binding::Code)]] = &[
     modules::FUNCTIONS,
     nccl::FUNCTIONS,
     nvml::FUNCTIONS,
-    nvrtc::FUNCTIONS,
     occupancy::FUNCTIONS,
     pools::FUNCTIONS,
     properties::FUNCTIONS,

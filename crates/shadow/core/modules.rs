@@ -1,19 +1,21 @@
-//! Modules that the program loads (Triton's kernels), and what their code needs: registers and local memory.
+//! Device code that comes while the program runs: modules that it loads (Triton's kernels), with what their functions need,
+//! and NVRTC, which compiles to nothing.
 //!
-//! Inductor reads both from the driver. It does not measure a candidate that spills registers, and adds candidates where
+//! Inductor reads registers and local memory from the driver. It does not measure a candidate that spills registers, and adds candidates where
 //! registers limit the occupancy, so they decide what it allocates while it compiles. They are in the section `.nv.info` of a
 //! cubin, an ELF file: records of a format byte, an attribute byte and two bytes of length or value (the tool `cuobjdump
 //! -elf` prints them by the names used here).
 
 use std::{
     collections::HashMap,
-    sync::{LazyLock, RwLock},
+    sync::{LazyLock, Mutex, RwLock},
 };
 
 use crate::{
-    arguments::{In, Out, Text, host_bytes, is_host, new_handle},
+    arguments::{In, Out, Text, copy_text, host_bytes, is_host, new_handle},
+    card::card,
     errors::SUCCESS,
-    launch,
+    launch, state,
 };
 
 /// What one function needs per thread.
@@ -159,6 +161,32 @@ fn needs_in(image: &[u8]) -> Option<NeedsByName> {
     Some(needs)
 }
 
+/// The size of compiled code that is reported. Nothing reads it; programs refuse code without a size.
+const CODE_BYTES: u64 = 16;
+
+/// Names that a program asked to have in its code, by name. They are given out as C texts, so they stay.
+static LOWERED_NAMES: Mutex<Option<HashMap<String, &'static str>>> = Mutex::new(None);
+
+/// The name under which an expression is found. Real names are mangled; nothing looks into the code here.
+fn lowered(name: &str) -> *const u8 {
+    let mut names = state::locked(&LOWERED_NAMES);
+    names
+        .get_or_insert_default()
+        .entry(name.to_owned())
+        .or_insert_with(|| Box::leak(format!("{name}\0").into_boxed_str()))
+        .as_ptr()
+}
+
+fn code_size(bytes: Out<u64>) -> i32 {
+    bytes.set(CODE_BYTES);
+    SUCCESS
+}
+
+fn compiled_code(target: Out<u8>) -> i32 {
+    target.zero(CODE_BYTES as usize);
+    SUCCESS
+}
+
 cuda_functions! {
     fn cuModuleLoad(module: Out<u64>, path: Text) -> i32 { load_file(module, path) }
     fn cuModuleLoadData(module: Out<u64>, image: In<u8>) -> i32 { load_image(module, image) }
@@ -174,6 +202,25 @@ cuda_functions! {
     fn cuLibraryUnload(library: u64) -> i32 { unload(library) }
     fn cuLibraryGetKernel(handle: Out<u64>, library: u64, name: Text) -> i32 { function(handle, library, name) }
     fn cuKernelGetFunction(handle: Out<u64>, kernel: u64) -> i32 { handle.set(kernel); SUCCESS }
+    fn nvrtcVersion(major: Out<i32>, minor: Out<i32>) -> i32 {
+        major.set(card().cuda / 1000);
+        minor.set(card().cuda % 1000 / 10);
+        SUCCESS
+    }
+    fn nvrtcGetErrorString(_code: i32) -> *const u8 { c"NVRTC_SUCCESS".as_ptr().cast() }
+    fn nvrtcCreateProgram(program: Out<u64>, _source: Text, _name: Text, _count: i32, _headers: u64, _names: u64) -> i32 { program.set(new_handle(3)); SUCCESS }
+    fn nvrtcDestroyProgram(program: Out<u64>) -> i32 { program.set(0); SUCCESS }
+    fn nvrtcGetNumSupportedArchs(count: Out<i32>) -> i32 { count.set(1); SUCCESS }
+    fn nvrtcGetSupportedArchs(list: Out<i32>) -> i32 { list.set(card().major * 10 + card().minor); SUCCESS }
+    fn nvrtcGetPTXSize(_program: u64, bytes: Out<u64>) -> i32 { code_size(bytes) }
+    fn nvrtcGetPTX(_program: u64, target: Out<u8>) -> i32 { compiled_code(target) }
+    fn nvrtcGetCUBINSize(_program: u64, bytes: Out<u64>) -> i32 { code_size(bytes) }
+    fn nvrtcGetCUBIN(_program: u64, target: Out<u8>) -> i32 { compiled_code(target) }
+    fn nvrtcGetLTOIRSize(_program: u64, bytes: Out<u64>) -> i32 { code_size(bytes) }
+    fn nvrtcGetLTOIR(_program: u64, target: Out<u8>) -> i32 { compiled_code(target) }
+    fn nvrtcGetProgramLogSize(_program: u64, bytes: Out<u64>) -> i32 { bytes.set(1); SUCCESS }
+    fn nvrtcGetProgramLog(_program: u64, target: Out<u8>) -> i32 { copy_text("", target, 1); SUCCESS }
+    fn nvrtcGetLoweredName(_program: u64, name: Text, lowered_name: Out<u64>) -> i32 { lowered_name.set(lowered(name.get()) as u64); SUCCESS }
 }
 
 #[cfg(test)]

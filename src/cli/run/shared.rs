@@ -25,10 +25,8 @@ use crate::{
     },
     device::DeviceSpec,
     report::{
-        Environment, FolderRecord, Partition, PartitionError, Places, PlannedCase, RecordFolder, ReportError,
-        RunSettings,
-        command_line::{self, OPTIONS_OF_ONE_PROCESS},
-        html,
+        Environment, FolderRecord, OPTIONS_OF_ONE_PROCESS, Partition, PartitionError, Places, PlannedCase,
+        RecordFolder, ReportError, RunSettings, html, quoted, without_options,
     },
     suite::{self, CaseFilter, CaseFingerprint, SuiteFile},
 };
@@ -233,10 +231,10 @@ fn continued(words: &[String], part: Option<&Partition>, place: &Path) -> String
     if words.is_empty() {
         command.push("run".to_owned());
     }
-    let kept = command_line::without(words, &OPTIONS_OF_ONE_PROCESS);
-    command.extend(kept.into_iter().map(command_line::quoted));
+    let kept = without_options(words, &OPTIONS_OF_ONE_PROCESS);
+    command.extend(kept.into_iter().map(quoted));
     command.extend(part.into_iter().flat_map(|part| ["--partition".to_owned(), part.to_string()]));
-    command.extend(["--resume".to_owned(), command_line::quoted(&place.to_string_lossy())]);
+    command.extend(["--resume".to_owned(), quoted(&place.to_string_lossy())]);
     command.join(" ")
 }
 

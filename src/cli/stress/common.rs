@@ -23,7 +23,7 @@ use crate::{
     },
     device::DeviceSpec,
     plugin,
-    report::command_line::quoted,
+    report::quoted,
     strategy::{STRATEGIES, StrategyEntry, StrategySpec},
     stress::{FailureEvidence, StressFailure, StressTarget, StressVerdict, VerdictRow},
     suite,

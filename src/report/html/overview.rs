@@ -3,7 +3,7 @@
 use std::{collections::HashMap, fmt::Write as _};
 
 use super::{
-    super::{command_line, render::counted, techniques::changed_numerics},
+    super::{quoted, render::counted, techniques::changed_numerics, without_options},
     element::{Cell, HtmlTable, PageSection, code, escape, listed, no_case},
     page_context::{CollectedRuns, PageContext, PageRun, fastest, least, moment, most, out_of_memory},
 };
@@ -281,8 +281,8 @@ pub(super) fn environment(runs: &CollectedRuns<'_>) -> PageSection {
 
 /// The command line of a run, for a shell, without its output folder, which already exists.
 fn reproduce(run: &PageRun) -> String {
-    let kept = command_line::without(&run.environment.command, &["--output", "-o"]);
-    kept.into_iter().map(command_line::quoted).collect::<Vec<_>>().join(" ")
+    let kept = without_options(&run.environment.command, &["--output", "-o"]);
+    kept.into_iter().map(quoted).collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]

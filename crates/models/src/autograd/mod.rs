@@ -17,7 +17,12 @@ mod faults;
 mod graph;
 mod layers;
 mod machine;
-mod models;
+/// The architectures. Each implements [`ModelArchitecture`](machine::ModelArchitecture) in terms of the layers.
+mod models {
+    pub(crate) mod resnet;
+    pub(crate) mod serving;
+    pub(crate) mod transformer;
+}
 mod numerics;
 mod optimizer;
 mod plan;

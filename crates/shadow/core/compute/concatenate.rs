@@ -1,6 +1,6 @@
 //! `torch.cat` of contiguous tensors (`Shape.cu`).
 
-use super::{layout::aligned, recognise::ConcatenationRecipe};
+use super::{aligned, recognise::ConcatenationRecipe};
 use crate::{
     arguments::In,
     card::{card, is_device_address},

@@ -1,8 +1,8 @@
 //! Element-wise kernels, fills and ranges.
 
 use super::{
+    Offsets, aligned,
     element::{Element, Maybe, Scalar, load, store_all},
-    layout::{Offsets, aligned},
     recognise::{ElementwiseRecipe, Form, Operation, Wrapper},
 };
 use crate::{

@@ -1,9 +1,8 @@
 //! Reductions (`Reduce.cuh`) and counts of nonzero elements.
 
 use super::{
-    Computed,
+    Computed, Offsets, aligned,
     element::{Element, Maybe, Scalar, load, store_all},
-    layout::{Offsets, aligned},
     recognise::{ReductionOperation, ReductionRecipe},
 };
 use crate::{
