@@ -44,19 +44,19 @@ pub struct Convolution {
 }
 
 /// Quantities that the trees test and the formulas use; x, y and w are bytes of input, output and weight.
-struct Sizes {
-    group_channels: u64,
-    group_filters: u64,
-    input: u64,
-    output: u64,
+pub struct Sizes {
+    pub group_channels: u64,
+    pub group_filters: u64,
+    pub input: u64,
+    pub output: u64,
     output_edge: u64,
-    taps: u64,
+    pub taps: u64,
     x: u64,
     y: u64,
     w: u64,
 }
 
-fn sizes(c: &Convolution) -> Sizes {
+pub fn sizes(c: &Convolution) -> Sizes {
     let edge = |i: usize| {
         let reach = c.dilation[i] * c.kernel[i].saturating_sub(1) + 1;
         (c.input[i] + 2 * c.padding[i]).saturating_sub(reach) / c.stride[i].max(1) + 1

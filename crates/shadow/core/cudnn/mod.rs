@@ -7,6 +7,9 @@ pub mod installed;
 mod installed_tests;
 pub mod legacy;
 pub mod recurrent;
+mod stream_k;
+#[cfg(test)]
+mod stream_k_tests;
 mod twins;
 mod workspace;
 

@@ -14,6 +14,7 @@ use super::{
         PLAN_CONFIG, PLAN_JSON, PLAN_WORKSPACE, Shared, Value, borrow,
     },
     installed::{Installed, installed},
+    stream_k::{self, Knobs},
     workspace,
 };
 use crate::{
@@ -167,26 +168,24 @@ pub fn get(
     Some(get_descriptors(&twin, descriptor, attribute, wanted, elements))
 }
 
-/// Kernels of Hopper with this knob divide the last tiles among the multiprocessors (stream-K) and add the parts up in
-/// the workspace. cuDNN asks the CUDA runtime for the number of multiprocessors there, not the properties that it was
-/// given, and without a GPU it counts too few parts.
-pub const STREAM_K: &str = "\"CUDNN_KNOB_TYPE_WORKSPACE\":0";
-
-/// Bytes of a tile of 256 x 128 partial sums in float32, the largest of these kernels. Recordings of `unet` on the H200
-/// show workspaces of whole multiples of it beyond what cuDNN says without a GPU.
-const TILE_BYTES: i64 = 256 * 128 * 4;
-
-/// The workspace of a plan: as the library says. Where it cannot know, by the rule, which may add at most one tile for
-/// each multiprocessor.
+/// The workspace of a plan: as the library says. Kernels of Hopper that are scheduled by the number of multiprocessors
+/// need another size on the card than without one.
 fn plan_workspace(twin: &Twin, plan: &Descriptor, elements: *mut u8) -> Result<i64, i32> {
     let mut bytes = 0i64;
     twin.library.get(twin.handle, PLAN_WORKSPACE, INT64, 1, (&raw mut bytes).cast())?;
-    if twin.text(PLAN_JSON).contains(STREAM_K) {
-        let most = bytes + i64::from(card().multiprocessors) * TILE_BYTES;
-        bytes = workspace::of_operations(&plan.operations()).clamp(bytes, most);
-    } else {
-        state::lock().counters.assume("cudnn_convolution_workspace_by_cudnn");
+    let mut by_rule = false;
+    if let Some(knobs) = Knobs::of_json(&twin.text(PLAN_JSON)) {
+        let on_card = workspace::convolution_of(&plan.operations()).and_then(|(convolution, bfloat16)| {
+            let multiprocessors = u64::from(card().multiprocessors.unsigned_abs());
+            stream_k::workspace(bytes.unsigned_abs(), knobs, &convolution, bfloat16, multiprocessors)
+        });
+        bytes = on_card.map_or(bytes, |on_card| on_card.bytes as i64);
+        by_rule = on_card.is_none_or(|on_card| on_card.fitted);
     }
+    state::lock().counters.assume(match by_rule {
+        true => "cudnn_convolution_workspace_by_rule",
+        false => "cudnn_convolution_workspace_by_cudnn",
+    });
     Out(elements.cast::<i64>()).set(bytes);
     Ok(1)
 }

@@ -15,6 +15,8 @@ const TENSOR: i32 = 17;
 const DATA_TYPE: i32 = 901;
 const DIMENSIONS: i32 = 902;
 const STRIDES: i32 = 903;
+/// `CUDNN_DATA_BFLOAT16`.
+const BFLOAT16: i32 = 9;
 
 /// Plans of attention need 256 bytes beside the buffers that cuDNN's frontend asks for: fp32 gradients of queries and
 /// softmax sums are part of its own count (H200, cuDNN 9.19, forward and backward; recordings of `swiglu`).
@@ -95,6 +97,13 @@ fn convolution(operation: &Descriptor) -> Option<Convolution> {
         padding: axes(description.numbers(PRE_PADDINGS), 0, 0),
         dilation: axes(description.numbers(DILATIONS), 0, 1),
     })
+}
+
+/// The convolution of a graph, and whether its elements are bfloat16.
+pub fn convolution_of(operations: &[Shared]) -> Option<(Convolution, bool)> {
+    let operation = operations.iter().find(|operation| is_convolution(operation))?;
+    let bfloat16 = tensors(operation).first()?.small_number(DATA_TYPE) == Some(BFLOAT16);
+    Some((convolution(operation)?, bfloat16))
 }
 
 /// Workspace of a graph of operations.

@@ -1,0 +1,220 @@
+//! Workspace of Hopper's convolution kernels that may divide the last tiles among the multiprocessors (stream-K).
+//!
+//! cuDNN without a GPU answers as for 18 multiprocessors, whatever properties it is given. Its answer is the copies of
+//! tensors plus what these kernels add, and the second part is computed here for both numbers of multiprocessors.
+//!
+//! Measured on an H200 (132 multiprocessors, driver 580.159.04, cuDNN 9.19): 8,647 plans of 7,565 random convolutions,
+//! with a handle and without a GPU. Half of them chose the costs of [`costs`]. Of the other half, 93 % of the plans that
+//! may divide tiles are exact to the byte without groups and 60 % with groups (cuDNN without a GPU: 27 and 26 %). Of those
+//! that may not, 98 % are exact (67 %). What is not a fit: tile shapes, counters, and the number of tiles, which agree
+//! with every plan without groups. What is a fit: into how many parts a tile is divided. Only 132 multiprocessors were
+//! measured; other numbers are scaled.
+
+use super::convolutions::{Convolution, ConvolutionOperation, sizes};
+
+/// Multiprocessors that cuDNN assumes without a GPU: every one of the measured plans agrees with it.
+const ASSUMED_MULTIPROCESSORS: u64 = 18;
+
+/// Multiprocessors of the measured card.
+const MEASURED_MULTIPROCESSORS: u64 = 132;
+
+/// How kernels of a plan cover the output.
+#[derive(Clone, Copy, Debug)]
+pub struct Knobs {
+    tile: u32,
+    reduction_tile: u32,
+    cluster: (u64, u64),
+    divides: bool,
+}
+
+impl Knobs {
+    /// The knobs in the JSON of a plan; `None` for plans of other kernels.
+    pub fn of_json(json: &str) -> Option<Knobs> {
+        let value = |name: &str| {
+            let (_, rest) = json.split_once(&format!("\"CUDNN_KNOB_TYPE_{name}\":"))?;
+            let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+            rest[..end].parse::<u32>().ok()
+        };
+        Some(Knobs {
+            tile: value("TILE_SIZE")?,
+            reduction_tile: value("TILEK")?,
+            cluster: (value("TILE_CGA_M")?.into(), value("TILE_CGA_N")?.into()),
+            divides: value("WORKSPACE")? == 0,
+        })
+    }
+
+    /// Rows and columns of a tile, by the value of `TILE_SIZE`: the one shape that agrees with all plans of that value.
+    fn shape(self) -> Option<(u64, u64)> {
+        Some(match self.tile {
+            0 => (128, 128),
+            1 => (128, 64),
+            3 => (256, 128),
+            4 => (256, 64),
+            5 => (64, 64),
+            6 => (128, 256),
+            7 => (64, 128),
+            9 => (64, 256),
+            16 => (256, 32),
+            18 => (64, 192),
+            20 => (256, 96),
+            _ => return None,
+        })
+    }
+
+    /// Blocks that run at a time on a card. Clusters of blocks do not fill all of its multiprocessors.
+    fn wave(self, multiprocessors: u64) -> Option<u64> {
+        let cluster = self.cluster.0 * self.cluster.1;
+        let measured = match cluster {
+            1 | 2 => 132,
+            3 => 117,
+            4 | 8 => 120,
+            5 => 110,
+            6 => 102,
+            7 => 105,
+            12 => 96,
+            14 => 98,
+            16 => 112,
+            _ => return None,
+        };
+        Some((measured * multiprocessors / MEASURED_MULTIPROCESSORS / cluster).max(1) * cluster)
+    }
+}
+
+/// The matrix product of a convolution, in tiles.
+#[derive(Clone, Copy)]
+struct Product {
+    tiles: u64,
+    tile_bytes: u64,
+    /// Steps along the reduced dimension, of 32 elements of float32 or 64 of the 16-bit types.
+    steps: u64,
+    /// Launches, one after the other, each with its own part of the workspace.
+    launches: u64,
+}
+
+fn product(knobs: Knobs, c: &Convolution) -> Option<Product> {
+    let s = sizes(c);
+    let (rows, columns, taps, reduced, reduced_taps) = match c.operation {
+        ConvolutionOperation::Forward => (c.batch * s.output, s.group_filters, 1, s.group_channels, s.taps),
+        ConvolutionOperation::Data => (c.batch * s.input, s.group_channels, 1, s.group_filters, s.taps),
+        ConvolutionOperation::Filter => (s.group_filters, s.group_channels, s.taps, c.batch * s.output, 1),
+    };
+    let (tile_rows, tile_columns) = knobs.shape()?;
+    let across = rows.div_ceil(tile_rows).next_multiple_of(knobs.cluster.0.max(1));
+    let along = (columns.div_ceil(tile_columns) * taps).next_multiple_of(knobs.cluster.1.max(1));
+    let widest = s.group_channels.max(s.group_filters);
+    // Few wide groups have a launch each. How very narrow groups are merged is not known.
+    let launches = if c.groups > 1 && c.groups <= 4 && widest > 128 { c.groups } else { 1 };
+    if c.groups > 1 && widest < 32 {
+        return None;
+    }
+    Some(Product {
+        tiles: across * along * c.groups.max(1) / launches,
+        tile_bytes: tile_rows * tile_columns * 4,
+        steps: reduced.div_ceil(if c.half { 64 } else { 32 }) * reduced_taps,
+        launches,
+    })
+}
+
+/// Cost of a level of the tree that adds up parts, in steps: with whole waves before the divided tiles, and without.
+/// Fitted to the measured plans.
+fn costs(knobs: Knobs, half: bool, bfloat16: bool) -> (f64, f64) {
+    if half && knobs.tile == 1 && knobs.reduction_tile == 0 {
+        // None of 37 plans was divided.
+        return (f64::INFINITY, f64::INFINITY);
+    }
+    match (half, bfloat16) {
+        (false, _) => match knobs.tile {
+            0 => (6.0, 14.5),
+            3 | 6 => (4.75, 9.5),
+            4 | 9 => (6.5, 11.75),
+            5 | 16 => (9.5, 24.5),
+            _ => (7.75, 16.5),
+        },
+        (true, false) => match knobs.tile {
+            3 | 6 | 20 => (2.75, 6.0),
+            4 | 9 => (3.25, 5.0),
+            5 | 16 => (5.75, 12.75),
+            0 => (3.5, 6.5),
+            _ => (3.5, 8.75),
+        },
+        (true, true) => match knobs.tile {
+            0 => (26.5, 53.0),
+            3 | 6 | 20 => (20.0, 38.5),
+            4 | 9 => (26.0, 44.0),
+            5 | 16 => (42.0, 94.0),
+            _ => (28.5, 64.0),
+        },
+    }
+}
+
+/// Tiles beyond the whole waves are divided into this many parts each: the number with the least cost that still fits in
+/// a wave.
+fn parts(product: Product, wave: u64, costs: (f64, f64)) -> u64 {
+    let last = product.tiles % wave;
+    let most = wave.checked_div(last).unwrap_or(1);
+    let cost = |parts: u64| {
+        let per_part = product.steps as f64 / parts as f64;
+        match parts {
+            1 => per_part,
+            _ if product.tiles < wave => per_part + costs.1 * (parts as f64).log2().ceil(),
+            _ => per_part + costs.0 * (parts as f64).log2(),
+        }
+    };
+    (1..=most).min_by(|a, b| cost(*a).total_cmp(&cost(*b))).unwrap_or(1)
+}
+
+/// Nodes of the binary tree that adds up parts of a tile.
+fn nodes(mut parts: u64) -> u64 {
+    let mut sum = 0;
+    while parts > 1 {
+        parts = parts.div_ceil(2);
+        sum += parts;
+    }
+    sum
+}
+
+/// What kernels add to the copies of tensors: a partial tile of float32 for each part, counters, and room to align.
+fn added(product: Product, wave: u64, parts: u64) -> u64 {
+    let last = product.tiles % wave;
+    let mut counters = 0;
+    let mut partial = 0;
+    if parts > 1 {
+        counters = 8 + last * nodes(parts);
+        partial = last * parts * product.tile_bytes;
+    }
+    // Blocks take their third tile, and those after it, from a counter.
+    if product.tiles.div_ceil(wave) > 2 {
+        counters += 1;
+    }
+    let bytes = if counters > 0 { 127 + 4 * counters + partial } else { 0 };
+    if product.launches > 1 { product.launches * bytes.next_multiple_of(16) } else { bytes }
+}
+
+/// The workspace of a plan on a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Workspace {
+    pub bytes: u64,
+    /// The number of parts was chosen by the fitted costs.
+    pub fitted: bool,
+}
+
+/// The workspace of a plan on a card, from that of the same plan without a GPU. `None` where the arithmetic is not known.
+pub fn workspace(
+    without: u64,
+    knobs: Knobs,
+    c: &Convolution,
+    bfloat16: bool,
+    multiprocessors: u64,
+) -> Option<Workspace> {
+    let product = product(knobs, c)?;
+    let costs = costs(knobs, c.half, bfloat16);
+    let added_with = |wave: u64| added(product, wave, if knobs.divides { parts(product, wave, costs) } else { 1 });
+    let cluster = (knobs.cluster.0 * knobs.cluster.1).max(1);
+    let waves = [ASSUMED_MULTIPROCESSORS / cluster * cluster, knobs.wave(multiprocessors)?];
+    let copies = without.checked_sub(added_with(waves[0]))?;
+    let has_choice = |wave: u64| (1..=wave / 2).contains(&(product.tiles % wave));
+    Some(Workspace {
+        bytes: copies + added_with(waves[1]),
+        fitted: knobs.divides && waves.iter().any(|&wave| has_choice(wave)),
+    })
+}
