@@ -105,14 +105,15 @@ fn headline(record: &RehearsalRecord, searched: Option<&SearchedValue>) -> Strin
         (RehearsalVerdict::Fits, _) => {
             let left =
                 record.left_bytes().map_or_else(String::new, |left| format!(": {} are left at the peak", Bytes(left)));
-            format!("fits{largest} on {place}{left}")
+            format!("fits{largest} on {place}{left}{}", condition(record))
         }
         (RehearsalVerdict::DoesNotFit, Some(oom)) => format!(
-            "does not fit{with} on {place}: out of memory in step {}, with {} allocated and {} reserved, at a request for {}",
+            "does not fit{with} on {place}: out of memory in step {}, with {} allocated and {} reserved, at a request for {}{}",
             oom.step,
             Bytes(oom.allocated),
             Bytes(oom.reserved),
-            Bytes(oom.request)
+            Bytes(oom.request),
+            condition(record)
         ),
         (RehearsalVerdict::DoesNotFit, None) => format!("does not fit{with} on {place}"),
         (RehearsalVerdict::Failed, _) => format!("not known{with} for {place}: the program {failure}"),
@@ -120,6 +121,12 @@ fn headline(record: &RehearsalRecord, searched: Option<&SearchedValue>) -> Strin
             format!("not known{with} for {place}: the program {failure}; the figures are those up to that moment")
         }
     }
+}
+
+/// What the verdict depends on, where sizes follow counts that a GPU would compute.
+fn condition(record: &RehearsalRecord) -> &'static str {
+    let counted = record.assumptions.iter().any(|name| name.raw() == "nonzero");
+    if counted { ", if the counts that were assumed hold (see assumed)" } else { "" }
 }
 
 fn peaks(record: &RehearsalRecord) -> String {
@@ -384,6 +391,14 @@ mod tests {
                         ranks 1-2,5  2.00 GiB allocated, 2.00 GiB reserved\n\
                         rank 3       3.00 GiB allocated, 3.00 GiB reserved, and ran out of memory\n";
         assert!(text.ends_with(expected), "{text}");
+    }
+
+    #[test]
+    fn a_verdict_that_depends_on_assumed_counts_says_so() {
+        let record = RehearsalRecord { assumptions: vec!["nonzero".into()], ..fitting() };
+        let report = RehearsalReport { records: vec![record], ..RehearsalReport::default() };
+        let text = report.text(Medium::PIPE);
+        assert!(text.contains(" are left at the peak, if the counts that were assumed hold (see assumed)\n"), "{text}");
     }
 
     #[test]
