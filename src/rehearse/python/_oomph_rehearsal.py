@@ -37,6 +37,8 @@ RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 # The recorder keeps the newest entries. Each takes up to a kilobyte of host memory, and a program may not end by itself.
 MOST_ENTRIES = 5_000_000
 SECONDS_BETWEEN_EVENTS = 0.2
+# PyTorch looks at its collectives ten times a second.
+SECONDS_FOR_WATCHDOG = 0.3
 # The exit code of a program that cannot be rehearsed; the reason is among the events.
 REFUSED = 2
 
@@ -426,6 +428,20 @@ class Rehearsal:
         finally:
             self.finished = True
         send("end", step=self.steps)
+        self.let_collectives_end()
+
+    def let_collectives_end(self) -> None:
+        """PyTorch's thread that watches collectives ends the process with an abort if it finds one that is not complete while
+        the process exits. On a GPU they end by themselves; here time passes only when the program waits."""
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+            return
+        try:
+            for device in self.peaks:
+                self.torch.cuda.synchronize(device)
+        except Exception:
+            return
+        time.sleep(SECONDS_FOR_WATCHDOG)
 
     def write(self) -> None:
         """The recording of each device, and what else is known. Files appear whole or not at all."""
