@@ -3,12 +3,19 @@
 //! cuDNN without a GPU answers as for 18 multiprocessors, whatever properties it is given. Its answer is the copies of
 //! tensors plus what these kernels add, and the second part is computed here for both numbers of multiprocessors.
 //!
-//! Measured on an H200 (132 multiprocessors, driver 580.159.04, cuDNN 9.19): 8,647 plans of 7,565 random convolutions,
-//! with a handle and without a GPU. Half of them chose the costs of [`costs`]. Of the other half, 93 % of the plans that
-//! may divide tiles are exact to the byte without groups and 60 % with groups (cuDNN without a GPU: 27 and 26 %). Of those
-//! that may not, 98 % are exact (67 %). What is not a fit: tile shapes, counters, and the number of tiles, which agree
-//! with every plan without groups. What is a fit: into how many parts a tile is divided. Only 132 multiprocessors were
-//! measured; other numbers are scaled.
+//! Measured on an H200 (132 multiprocessors, driver 580.159.04, cuDNN 9.19): 8,647 plans of 3,399 random convolutions,
+//! with a handle and without a GPU. The costs of [`costs`] were fitted to half of them. In the other half, exact to the
+//! byte:
+//!
+//! | plans | here | cuDNN without a GPU |
+//! |---|---|---|
+//! | that may divide tiles | 97 % | 27 % |
+//! | that may divide tiles, with groups | 63 % | 26 % |
+//! | that may not | 98 % | 67 % |
+//! | that may not, with groups | 91 % | 77 % |
+//!
+//! Shapes of tiles, counters and the number of tiles agree with every plan without groups that may divide tiles. Into how
+//! many parts a tile is divided is fitted. Only 132 multiprocessors were measured; other numbers are scaled.
 
 use super::convolutions::{Convolution, ConvolutionOperation, sizes};
 
@@ -115,50 +122,61 @@ fn product(knobs: Knobs, c: &Convolution) -> Option<Product> {
     })
 }
 
-/// Cost of a level of the tree that adds up parts, in steps: with whole waves before the divided tiles, and without.
-/// Fitted to the measured plans.
-fn costs(knobs: Knobs, half: bool, bfloat16: bool) -> (f64, f64) {
-    if half && knobs.tile == 1 && knobs.reduction_tile == 0 {
-        // None of 37 plans was divided.
-        return (f64::INFINITY, f64::INFINITY);
-    }
-    match (half, bfloat16) {
-        (false, _) => match knobs.tile {
-            0 => (6.0, 14.5),
-            3 | 6 => (4.75, 9.5),
-            4 | 9 => (6.5, 11.75),
-            5 | 16 => (9.5, 24.5),
-            _ => (7.75, 16.5),
-        },
-        (true, false) => match knobs.tile {
-            3 | 6 | 20 => (2.75, 6.0),
-            4 | 9 => (3.25, 5.0),
-            5 | 16 => (5.75, 12.75),
-            0 => (3.5, 6.5),
-            _ => (3.5, 8.75),
-        },
-        (true, true) => match knobs.tile {
-            0 => (26.5, 53.0),
-            3 | 6 | 20 => (20.0, 38.5),
-            4 | 9 => (26.0, 44.0),
-            5 | 16 => (42.0, 94.0),
-            _ => (28.5, 64.0),
-        },
-    }
+/// What decides into how many parts a tile is divided, in steps. Each has a value for divided tiles after whole waves,
+/// and one for plans without a whole wave. Fitted to the measured plans.
+struct Costs {
+    /// A level of the tree that adds up the parts.
+    level: [f64; 2],
+    /// The least work of a part where there are more than eight.
+    least: [u64; 2],
 }
 
-/// Tiles beyond the whole waves are divided into this many parts each: the number with the least cost that still fits in
-/// a wave.
-fn parts(product: Product, wave: u64, costs: (f64, f64)) -> u64 {
-    let last = product.tiles % wave;
-    let most = wave.checked_div(last).unwrap_or(1);
+fn costs(knobs: Knobs, half: bool, bfloat16: bool) -> Costs {
+    let (level, least) = match (half, bfloat16) {
+        (false, _) => match knobs.tile {
+            0 => ([6.0, 14.5], [4, 33]),
+            3 | 6 => ([4.5, 9.5], [4, 33]),
+            4 | 9 => ([6.0, 13.0], [4, 33]),
+            5 | 16 => ([9.5, 24.0], [4, 33]),
+            _ => ([7.75, 16.5], [4, 33]),
+        },
+        // None of 37 plans with these tiles was divided.
+        (true, _) if knobs.tile == 1 && knobs.reduction_tile == 0 => ([f64::INFINITY; 2], [u64::MAX; 2]),
+        (true, false) => match knobs.tile {
+            0 => ([3.25, 5.75], [2, 17]),
+            3 | 6 | 20 => ([3.25, 6.0], [2, 17]),
+            4 | 9 => ([3.5, 5.25], [2, 17]),
+            5 | 16 => ([5.5, 12.75], [2, 17]),
+            _ => ([3.75, 9.0], [2, 17]),
+        },
+        (true, true) => match knobs.tile {
+            0 => ([26.5, 52.0], [17, 17]),
+            3 | 6 | 20 => ([26.5, 39.0], [17, 17]),
+            4 | 9 => ([26.0, 42.0], [17, 17]),
+            5 | 16 => ([42.0, 94.0], [17, 17]),
+            _ => ([28.0, 66.0], [17, 17]),
+        },
+    };
+    Costs { level, least }
+}
+
+/// No tile of the measured plans was divided into more parts.
+const MOST_PARTS: u64 = 128;
+
+/// Tiles beyond the whole waves are divided into this many parts each.
+fn parts(product: Product, wave: u64, costs: &Costs) -> u64 {
+    let most = wave.checked_div(product.tiles % wave).unwrap_or(1);
+    let place = usize::from(product.tiles < wave);
+    let many = most.min(product.steps.saturating_sub(1) / costs.least[place]).min(MOST_PARTS);
+    if many > 8 {
+        // No more parts than needed for that many steps each.
+        return product.steps.div_ceil(product.steps.div_ceil(many));
+    }
     let cost = |parts: u64| {
-        let per_part = product.steps as f64 / parts as f64;
-        match parts {
-            1 => per_part,
-            _ if product.tiles < wave => per_part + costs.1 * (parts as f64).log2().ceil(),
-            _ => per_part + costs.0 * (parts as f64).log2(),
-        }
+        let levels = (parts as f64).log2();
+        let levels = if place == 1 { levels.ceil() } else { levels };
+        let added = if parts > 1 { costs.level[place] * levels } else { 0.0 };
+        product.steps as f64 / parts as f64 + added
     };
     (1..=most).min_by(|a, b| cost(*a).total_cmp(&cost(*b))).unwrap_or(1)
 }
@@ -208,7 +226,7 @@ pub fn workspace(
 ) -> Option<Workspace> {
     let product = product(knobs, c)?;
     let costs = costs(knobs, c.half, bfloat16);
-    let added_with = |wave: u64| added(product, wave, if knobs.divides { parts(product, wave, costs) } else { 1 });
+    let added_with = |wave: u64| added(product, wave, if knobs.divides { parts(product, wave, &costs) } else { 1 });
     let cluster = (knobs.cluster.0 * knobs.cluster.1).max(1);
     let waves = [ASSUMED_MULTIPROCESSORS / cluster * cluster, knobs.wave(multiprocessors)?];
     let copies = without.checked_sub(added_with(waves[0]))?;
