@@ -51,9 +51,9 @@ pub struct Sizes {
     pub output: u64,
     output_edge: u64,
     pub taps: u64,
-    x: u64,
-    y: u64,
-    w: u64,
+    pub x: u64,
+    pub y: u64,
+    pub w: u64,
 }
 
 pub fn sizes(c: &Convolution) -> Sizes {
