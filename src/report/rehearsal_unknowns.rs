@@ -85,7 +85,7 @@ fn workspaces_by_rule(record: &RehearsalRecord) -> String {
     match &record.cudnn_reason {
         Some(reason) => format!(
             "workspaces of convolutions ({plans}) {rule}. They come from cuDNN itself where it is installed \
-             (nvidia-cudnn-cu12 or nvidia-cudnn-cu13, 9.8 or newer, for the CUDA of PyTorch); here not: {reason}"
+             (nvidia-cudnn-cu12 or nvidia-cudnn-cu13, 9.8 or newer, for the CUDA of PyTorch); not used here: {reason}"
         ),
         None => format!(
             "workspaces of convolutions ({plans}) that the installed cuDNN refuses or cannot know without a GPU {rule}"
@@ -161,7 +161,7 @@ mod tests {
                 .starts_with("workspaces of convolutions (1 plan) that the installed cuDNN refuses or")
         );
         record.cudnn_reason = Some("cuDNN 9 is not installed".into());
-        assert!(workspaces_by_rule(&record).ends_with("here not: cuDNN 9 is not installed"));
+        assert!(workspaces_by_rule(&record).ends_with("not used here: cuDNN 9 is not installed"));
     }
 
     #[test]

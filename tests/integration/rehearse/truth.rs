@@ -222,6 +222,6 @@ fn the_installed_cudnn_answers_for_convolutions() {
         assert!(said.contains("come from the installed cuDNN") || said.contains("cannot know without a GPU"), "{said}");
     } else {
         eprintln!("skipped in part: no cuDNN lies in the site folder, so only its absence is tested");
-        assert!(said.contains("here not: "), "{said}");
+        assert!(said.contains("not used here: "), "{said}");
     }
 }
