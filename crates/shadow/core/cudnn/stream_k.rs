@@ -68,7 +68,8 @@ impl Knobs {
         })
     }
 
-    /// Blocks that run at a time on a card. Clusters of blocks do not fill all of its multiprocessors.
+    /// Tiles of a wave on a card, by the size of a cluster: the one number that agrees with all plans of that size. For
+    /// 12 and 14 several numbers agree.
     fn wave(self, multiprocessors: u64) -> Option<u64> {
         let cluster = self.cluster.0 * self.cluster.1;
         let measured = match cluster {
@@ -94,7 +95,7 @@ struct Product {
     tile_bytes: u64,
     /// Steps along the reduced dimension, of 32 elements of float32 or 64 of the 16-bit types.
     steps: u64,
-    /// Launches, one after the other, each with its own part of the workspace.
+    /// How many times the plan needs what it adds for these tiles.
     launches: u64,
 }
 
@@ -109,7 +110,7 @@ fn product(knobs: Knobs, c: &Convolution) -> Option<Product> {
     let across = rows.div_ceil(tile_rows).next_multiple_of(knobs.cluster.0.max(1));
     let along = (columns.div_ceil(tile_columns) * taps).next_multiple_of(knobs.cluster.1.max(1));
     let widest = s.group_channels.max(s.group_filters);
-    // Few wide groups have a launch each. How very narrow groups are merged is not known.
+    // Up to four wide groups count one by one, others together. Plans with narrow groups agree with neither.
     let launches = if c.groups > 1 && c.groups <= 4 && widest > 128 { c.groups } else { 1 };
     if c.groups > 1 && widest < 32 {
         return None;
@@ -191,7 +192,8 @@ fn nodes(mut parts: u64) -> u64 {
     sum
 }
 
-/// What kernels add to the copies of tensors: a partial tile of float32 for each part, counters, and room to align.
+/// What kernels add to the copies of tensors: a tile of float32 for each part, counters of four bytes, and 127 bytes,
+/// presumably to align.
 fn added(product: Product, wave: u64, parts: u64) -> u64 {
     let last = product.tiles % wave;
     let mut counters = 0;
@@ -200,7 +202,7 @@ fn added(product: Product, wave: u64, parts: u64) -> u64 {
         counters = 8 + last * nodes(parts);
         partial = last * parts * product.tile_bytes;
     }
-    // Blocks take their third tile, and those after it, from a counter.
+    // One counter more where there are more than two waves.
     if product.tiles.div_ceil(wave) > 2 {
         counters += 1;
     }
@@ -216,7 +218,8 @@ pub struct Workspace {
     pub fitted: bool,
 }
 
-/// The workspace of a plan on a card, from that of the same plan without a GPU. `None` where the arithmetic is not known.
+/// The workspace of a plan on a card, from that of the same plan without a GPU. `None` where the arithmetic is not
+/// known.
 pub fn workspace(
     without: u64,
     knobs: Knobs,
