@@ -81,14 +81,15 @@ fn workspaces_by_cudnn(record: &RehearsalRecord) -> String {
 /// Workspaces of convolutions that a rule gave.
 fn workspaces_by_rule(record: &RehearsalRecord) -> String {
     let plans = counted(record.convolutions_by_rule as usize, "plan", "plans");
-    let rule = "follow a rule from measurements on the H200; peaks of whole networks were up to 16 % off";
+    let rule = "follow a rule from measurements on the H200";
     match &record.cudnn_reason {
         Some(reason) => format!(
-            "workspaces of convolutions ({plans}) {rule}. They come from cuDNN itself where it is installed \
+            "workspaces of convolutions ({plans}) {rule}; peaks of whole networks were up to 16 % off. They come from cuDNN itself where it is installed \
              (nvidia-cudnn-cu12 or nvidia-cudnn-cu13, 9.8 or newer, for the CUDA of PyTorch); not used here: {reason}"
         ),
         None => format!(
-            "workspaces of convolutions ({plans}) that the installed cuDNN refuses or cannot know without a GPU {rule}"
+            "workspaces of convolutions ({plans}) that the installed cuDNN refuses or cannot know without a GPU {rule}; peaks of \
+             whole networks were up to 6 % off"
         ),
     }
 }

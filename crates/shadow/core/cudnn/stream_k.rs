@@ -68,8 +68,13 @@ impl Knobs {
         })
     }
 
+<<<<<<< HEAD
     /// Tiles of a wave on a card, by the size of a cluster: the one number that agrees with all plans of that size. For 12
     /// and 14 several numbers agree.
+=======
+    /// Tiles of a wave on a card, by the size of a cluster: the one number that agrees with all plans of that size. For
+    /// 12 and 14 several numbers agree.
+>>>>>>> streamk
     fn wave(self, multiprocessors: u64) -> Option<u64> {
         let cluster = self.cluster.0 * self.cluster.1;
         let measured = match cluster {
@@ -218,7 +223,8 @@ pub struct Workspace {
     pub fitted: bool,
 }
 
-/// The workspace of a plan on a card, from that of the same plan without a GPU. `None` where the arithmetic is not known.
+/// The workspace of a plan on a card, from that of the same plan without a GPU. `None` where the arithmetic is not
+/// known.
 pub fn workspace(
     without: u64,
     knobs: Knobs,
