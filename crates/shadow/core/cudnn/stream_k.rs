@@ -68,13 +68,8 @@ impl Knobs {
         })
     }
 
-<<<<<<< HEAD
-    /// Tiles of a wave on a card, by the size of a cluster: the one number that agrees with all plans of that size. For 12
-    /// and 14 several numbers agree.
-=======
     /// Tiles of a wave on a card, by the size of a cluster: the one number that agrees with all plans of that size. For
     /// 12 and 14 several numbers agree.
->>>>>>> streamk
     fn wave(self, multiprocessors: u64) -> Option<u64> {
         let cluster = self.cluster.0 * self.cluster.1;
         let measured = match cluster {
