@@ -212,17 +212,22 @@ fn temporary_folder() -> io::Result<PathBuf> {
     if files.abandoned {
         return Err(io::ErrorKind::Interrupted.into());
     }
+    let folder = with_unused_name(|| {
+        let folder = env::temp_dir().join(temporary_name(Path::new("oomph")));
+        private_folder().create(&folder).map(|()| folder)
+    })?;
+    files.folders.insert(folder.clone());
+    Ok(folder)
+}
+
+/// Creates something under new names until one is not taken.
+fn with_unused_name<T>(mut create: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let mut names_left = MOST_NAMES;
     loop {
         names_left -= 1;
-        let folder = env::temp_dir().join(temporary_name(Path::new("oomph")));
-        match private_folder().create(&folder) {
+        match create() {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && names_left > 0 => {}
-            Err(error) => return Err(error),
-            Ok(()) => {
-                files.folders.insert(folder.clone());
-                return Ok(folder);
-            }
+            result => return result,
         }
     }
 }
@@ -282,25 +287,18 @@ impl UnfinishedFile {
         if files.abandoned {
             return Err(io::ErrorKind::Interrupted.into());
         }
-        let mut names_left = MOST_NAMES;
-        loop {
-            names_left -= 1;
+        let (file, path) = with_unused_name(|| {
             let path = target.with_file_name(temporary_name(&target));
             // A new file: a link of that name, which another user may have put there, is not followed.
-            match creation_options(replaced).open(&path) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && names_left > 0 => {}
-                Err(error) => return Err(error),
-                Ok(file) => {
-                    files.paths.insert(path.clone());
-                    drop(files);
-                    let unfinished = UnfinishedFile { path, target };
-                    if let Some(replaced) = replaced {
-                        keep_mode(&file, replaced)?;
-                    }
-                    return Ok((file, unfinished));
-                }
-            }
+            creation_options(replaced).open(&path).map(|file| (file, path))
+        })?;
+        files.paths.insert(path.clone());
+        drop(files);
+        let unfinished = UnfinishedFile { path, target };
+        if let Some(replaced) = replaced {
+            keep_mode(&file, replaced)?;
         }
+        Ok((file, unfinished))
     }
 
     fn rename(self) -> io::Result<()> {
