@@ -183,6 +183,10 @@ impl ProgramCommand {
             }
             thread::sleep(LOOK);
         }
+        // A program that handles Ctrl-C itself may have ended before it was looked at.
+        if ended_by.is_none() && stop.load(Ordering::Relaxed) {
+            ended_by = Some(ProgramEnd::Interrupt);
+        }
         running.seen.take(&mut log, watch);
         self.remove_empty_logs();
         let processes = ProcessFacts::all_in(&self.folder).map_err(io_error(&self.folder))?;

@@ -79,7 +79,7 @@ pub struct RehearsalRecord {
     pub failure: Option<String>,
     /// The recordings, one for each rank and device.
     pub recordings: Vec<String>,
-    /// The recording of the rank and device that reserved most.
+    /// The recording of the rank and device that ran out, otherwise of those that reserved most.
     pub largest_recording: Option<String>,
     /// Values that were computed on the GPU and read back, those that were read most often first.
     pub reads: Vec<ReadFacts>,
@@ -159,7 +159,7 @@ impl RehearsalRecord {
             oom: processes.iter().find_map(|process| process.oom.clone()),
             failure: failure(outcome),
             recordings: devices().filter_map(path).collect(),
-            largest_recording: most.and_then(path),
+            largest_recording: ran_out_device(processes).or(most).and_then(path),
             reads: reads(outcome),
             unserved: distinct(shadows().flat_map(|shadow| &shadow.unserved)),
             assumptions: distinct(shadows().flat_map(|shadow| shadow.assumptions.keys())),
@@ -182,6 +182,14 @@ impl RehearsalRecord {
         let of_card = self.total_bytes.saturating_sub(self.peak_card_bytes.unwrap_or(self.context_bytes + reserved));
         Some(self.limit_bytes.map_or(of_card, |limit| of_card.min(limit.saturating_sub(reserved))))
     }
+}
+
+/// The device of the first request that failed.
+fn ran_out_device(processes: &[ProcessFacts]) -> Option<&DeviceFacts> {
+    processes.iter().find_map(|process| {
+        let oom = process.oom.as_ref()?;
+        process.devices.iter().find(|device| device.device == oom.device)
+    })
 }
 
 fn distinct<'a>(names: impl Iterator<Item = &'a FileText>) -> Vec<FileText> {
@@ -288,6 +296,15 @@ mod tests {
             (failed.verdict, failed.failure.as_deref()),
             (RehearsalVerdict::Failed, Some("ended with exit code 3"))
         );
+    }
+
+    #[test]
+    fn the_recording_of_the_rank_that_ran_out_is_explained() {
+        let mut ran_out = process(1, 1000);
+        ran_out.oom = Some(OomFacts::default());
+        let record = record(&outcome(1, vec![process(0, 3000), ran_out]));
+        assert_eq!(record.largest_recording.as_deref(), Some("out/rank-1.pickle"));
+        assert_eq!(record.peak_reserved_bytes, Some(3000));
     }
 
     #[test]

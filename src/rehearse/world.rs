@@ -107,7 +107,10 @@ pub fn launcher(words: &[OsString]) -> Option<String> {
     if names.contains(&program.as_str()) {
         return Some(program);
     }
-    let module = words.windows(2).find(|pair| pair[0] == "-m").map(|pair| pair[1].to_string_lossy().into_owned());
+    // Python's own options come first; behind its script, `-m` is an option of the script.
+    let options = words.iter().skip(1).take_while(|word| word.to_string_lossy().starts_with('-'));
+    let place = options.into_iter().position(|word| word == "-m")? + 2;
+    let module = words.get(place).map(|word| word.to_string_lossy().into_owned());
     module.filter(|module| modules.contains(&module.as_str()))
 }
 
@@ -140,6 +143,8 @@ mod tests {
         let of = |text: &str| launcher(&text.split(' ').map(OsString::from).collect::<Vec<_>>());
         assert_eq!(of("/opt/bin/torchrun --nproc-per-node 8 train.py").as_deref(), Some("torchrun"));
         assert_eq!(of("python -m torch.distributed.run train.py").as_deref(), Some("torch.distributed.run"));
+        assert_eq!(of("python -u -m deepspeed train.py").as_deref(), Some("deepspeed"));
         assert_eq!((of("python train.py"), of("python -m train")), (None, None));
+        assert_eq!(of("python train.py -m deepspeed"), None);
     }
 }

@@ -3,7 +3,7 @@
 //! A capture belongs to the streams that take part: the one it began on and those that wait for an event recorded in it.
 //! A graph keeps how many nodes it has, how long its work takes and where it writes.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 
 use crate::{
     arguments::{Out, new_handle},
@@ -31,7 +31,7 @@ struct GraphWork {
     nodes: u64,
     nanos: u64,
     /// Addresses that its nodes may write: what is known there is forgotten by each launch.
-    writes: BTreeSet<u64>,
+    writes: BTreeMap<u64, u64>,
     /// The graph that the capture fills.
     graph: u64,
 }
@@ -88,9 +88,10 @@ impl Captures {
     }
 
     /// A node of a stream's capture may write to an address.
-    pub fn note_write(&mut self, stream: u64, address: u64) {
+    pub fn note_write(&mut self, stream: u64, address: u64, bytes: u64) {
         if let Some(work) = self.by_stream.get(&stream).and_then(|id| self.active.get_mut(id)) {
-            work.writes.insert(address);
+            let known = work.writes.entry(address).or_default();
+            *known = bytes.max(*known);
         }
     }
 }
@@ -156,10 +157,8 @@ fn launch(executable: u64, stream: u64) -> i32 {
     let shadow = &mut *shadow;
     let work = shadow.captures.graphs.get(&executable);
     let nanos = work.map_or(0, |work| work.nanos);
-    for &address in work.iter().flat_map(|work| &work.writes) {
-        if let Some((piece, bytes)) = shadow.values.piece_at(address) {
-            shadow.values.forget(piece, bytes);
-        }
+    for (&address, &bytes) in work.iter().flat_map(|work| &work.writes) {
+        shadow.values.forget_from(address, bytes);
     }
     shadow.clocks.elapse(streams::LAUNCH_NANOS);
     shadow.clocks.run(stream, nanos);

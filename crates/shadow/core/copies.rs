@@ -68,7 +68,7 @@ fn copy(target: u64, source: u64, bytes: u64, stream: u64, host_waits: bool) -> 
     }
     if captured && to_device {
         // The copy happens when the graph is launched.
-        shadow.captures.note_write(stream, target);
+        shadow.captures.note_write(stream, target, bytes);
         shadow.values.forget(target, bytes);
         return SUCCESS;
     }
@@ -112,7 +112,8 @@ fn read(
         copy_host(target as *mut u8, known.as_ptr(), known.len());
         return SUCCESS;
     }
-    if let Some(count) = launch::last_count(&shadow, stream).filter(|_| bytes == 4 || bytes == 8) {
+    let count = if bytes == 4 || bytes == 8 { launch::take_count(&mut shadow, stream) } else { None };
+    if let Some(count) = count {
         drop(shadow);
         copy_host(target as *mut u8, count.to_le_bytes().as_ptr(), bytes as usize);
         return SUCCESS;
@@ -153,7 +154,7 @@ fn fill(target: u64, pattern: &[u8], count: u64, stream: u64) -> i32 {
     shadow.clocks.elapse(streams::LAUNCH_NANOS);
     let captured = shadow.captures.add_node(stream, nanos);
     if captured {
-        shadow.captures.note_write(stream, target);
+        shadow.captures.note_write(stream, target, bytes);
     } else {
         shadow.clocks.run(stream, nanos);
     }

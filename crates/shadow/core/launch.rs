@@ -17,7 +17,7 @@ use std::{
 use crate::{
     arguments::{In, Out, Text, is_host},
     card::is_device_address,
-    compute::{Computed, Recipe, compute},
+    compute::{self, Computed, Recipe, compute},
     errors::{INVALID_VALUE, SUCCESS},
     state::{self, Shadow},
     streams,
@@ -75,6 +75,20 @@ impl Kernel {
         Kernel { name: name.to_owned(), kind, recipe: OnceLock::new() }
     }
 
+    fn is_elementwise(&self) -> bool {
+        matches!(self.kind, KernelKind::OutputFirst(2) | KernelKind::OutputInLambda)
+    }
+
+    /// The size of an output's element: by the recipe, by the name, otherwise that of the largest common type.
+    fn element_bytes(&self) -> u64 {
+        match self.recipe() {
+            Some(Recipe::Elementwise(recipe)) => recipe.element.size(),
+            _ if self.name.contains("7complexI") => 16,
+            _ if self.name.contains("N3c104HalfE") || self.name.contains("N3c108BFloat16E") => 4,
+            _ => compute::largest_parameter(&self.name).unwrap_or(8),
+        }
+    }
+
     fn recipe(&self) -> Option<&Recipe> {
         self.recipe.get_or_init(|| Recipe::of(&self.name)).as_ref()
     }
@@ -102,9 +116,9 @@ pub struct LastKernel {
     count: Option<u64>,
 }
 
-/// The count of nonzero elements that a stream made last, where it is known.
-pub fn last_count(shadow: &Shadow, stream: u64) -> Option<u64> {
-    shadow.counters.last_kernels.get(&stream).and_then(|last| last.count)
+/// The count of nonzero elements that a stream made last, where it is known. It is read once.
+pub fn take_count(shadow: &mut Shadow, stream: u64) -> Option<u64> {
+    shadow.counters.last_kernels.get_mut(&stream).and_then(|last| last.count.take())
 }
 
 /// Name of the last kernel of a stream, and the number of items where it counted them.
@@ -157,9 +171,19 @@ fn launch(function: u64, grid: [u32; 3], block: [u32; 3], arguments: In<u64>, st
     }
     last.kernel = kernel;
     if computed != Computed::Done && (captured || !shadow.values.is_empty()) && is_host(arguments.0) {
-        forget_outputs(&mut shadow, kind, arguments, captured.then_some(stream));
+        let bytes = written_bytes(&shadow, stream, arguments);
+        forget_outputs(&mut shadow, kind, arguments, bytes, captured.then_some(stream));
     }
     SUCCESS
+}
+
+/// How many bytes the last kernel of a stream writes from its output on, where it is element-wise: its first argument is the
+/// number of elements. 1 where it is not known.
+fn written_bytes(shadow: &Shadow, stream: u64, arguments: In<u64>) -> u64 {
+    let kernel = shadow.counters.last_kernels.get(&stream).and_then(|last| last.kernel.as_ref());
+    let Some(kernel) = kernel.filter(|kernel| kernel.is_elementwise()) else { return 1 };
+    let count = arguments.get_at(0).and_then(|at| In(at as *const i32).get()).unwrap_or(0);
+    u64::from(count.max(0).unsigned_abs()) * kernel.element_bytes()
 }
 
 /// Queues work: it takes time. Whether it is part of a capture.
@@ -173,8 +197,8 @@ pub fn work(shadow: &mut Shadow, stream: u64, nanos: u64) -> bool {
     captured
 }
 
-/// Work of a library that overwrites `output`.
-pub fn library_work(stream: u64, name: &'static str, nanos: u64, output: u64) {
+/// Work of a library that overwrites `output`. Whether it is part of a capture.
+pub fn library_work(stream: u64, name: &'static str, nanos: u64, output: u64) -> bool {
     static NAMES: LazyLock<RwLock<HashMap<&'static str, Arc<Kernel>>>> = LazyLock::new(Default::default);
     let known = NAMES.read().unwrap_or_else(|poisoned| poisoned.into_inner()).get(name).cloned();
     let kernel = known.unwrap_or_else(|| {
@@ -183,13 +207,13 @@ pub fn library_work(stream: u64, name: &'static str, nanos: u64, output: u64) {
         made
     });
     let mut shadow = state::lock();
-    if work(&mut shadow, stream, nanos) {
-        shadow.captures.note_write(stream, output);
+    let captured = work(&mut shadow, stream, nanos);
+    if captured {
+        shadow.captures.note_write(stream, output, 1);
     }
     shadow.counters.last_kernels.insert(stream, LastKernel { kernel: Some(kernel), ..LastKernel::default() });
-    if let Some((start, bytes)) = shadow.values.piece_at(output) {
-        shadow.values.forget(start, bytes);
-    }
+    shadow.values.forget_from(output, 1);
+    captured
 }
 
 /// At most this many arguments, and this many words of all of them, are looked at.
@@ -197,7 +221,7 @@ const MAX_ARGUMENTS: usize = 64;
 const MAX_WORDS: u64 = 512;
 
 /// Forgets values that the kernel may overwrite, now and, where a stream captures it, with each launch of the graph.
-fn forget_outputs(shadow: &mut Shadow, kind: KernelKind, arguments: In<u64>, capturing: Option<u64>) {
+fn forget_outputs(shadow: &mut Shadow, kind: KernelKind, arguments: In<u64>, bytes: u64, capturing: Option<u64>) {
     let outputs = match kind {
         KernelKind::OutputFirst(argument) => {
             let word = arguments.get_at(argument).and_then(|at| In(at as *const u64).get());
@@ -218,11 +242,9 @@ fn forget_outputs(shadow: &mut Shadow, kind: KernelKind, arguments: In<u64>, cap
     };
     for output in outputs {
         if let Some(stream) = capturing {
-            shadow.captures.note_write(stream, output);
+            shadow.captures.note_write(stream, output, bytes);
         }
-        if let Some((piece, bytes)) = shadow.values.piece_at(output) {
-            shadow.values.forget(piece, bytes);
-        }
+        shadow.values.forget_from(output, bytes);
     }
 }
 

@@ -102,6 +102,17 @@ impl KeptValues {
         }
     }
 
+    /// Forgets what a write of at least these bytes may overwrite: all pieces that it meets, as a whole.
+    pub fn forget_from(&mut self, address: u64, bytes: u64) {
+        let first = self.piece_at(address).map_or(address, |(start, _)| start);
+        let last = address.saturating_add(bytes.max(1));
+        while let Some((start, length)) =
+            self.pieces.range(first..last).next().map(|(&start, piece)| (start, piece.bytes.len() as u64))
+        {
+            self.forget(start, length);
+        }
+    }
+
     /// Forgets a range; what lies around it stays.
     pub fn forget(&mut self, address: u64, bytes: u64) {
         let end = address.saturating_add(bytes);
@@ -188,6 +199,18 @@ mod tests {
         assert_eq!((values.get(200, 1), values.get(201, 1)), (None, Some(vec![3])));
         values.carry(100, 201, 4, 2);
         assert_eq!(values.get(100, 1), None, "larger than what is kept");
+    }
+
+    #[test]
+    fn a_write_ends_every_piece_that_it_meets() {
+        let mut values = KeptValues::default();
+        for start in [100, 104, 120] {
+            values.put(start, vec![1; 4]);
+        }
+        values.forget_from(102, 6);
+        assert_eq!([100, 104, 120].map(|start| values.get(start, 1).is_some()), [false, false, true]);
+        values.forget_from(90, 40);
+        assert!(values.is_empty());
     }
 
     #[test]

@@ -6,6 +6,7 @@ such as torchrun. In one with absent ranks (`--rank R`) nothing may wait for the
 
 import ctypes
 import importlib
+import itertools
 import os
 import pickle
 import sys
@@ -42,8 +43,10 @@ def attach(core: Any) -> None:
     elif world == "complete":
         size = int(os.environ["WORLD_SIZE"])
         path = os.path.join(os.environ[EXCHANGE], "store")
+        # A group that is made again must not find the keys of the first one.
+        calls = itertools.count(1)
         # A TCPStore would end with the rank that serves it; torchrun serves it itself.
-        replace_rendezvous(rendezvous, ("env",), lambda: distributed.FileStore(path, size))
+        replace_rendezvous(rendezvous, ("env",), lambda: distributed.FileStore(f"{path}-{next(calls)}", size))
     ObjectExchange(distributed_c10d, world == "absent").attach()
 
 
@@ -178,7 +181,9 @@ def served_on_host(name: str, original: Callable[..., Any], action: Callable[...
 
     def method(group: Any, *args: Any, **kwargs: Any) -> Any:
         work = original(group, *args, **kwargs)
-        if is_on_host(args[0]) and not action(group, *args):
+        with sys.modules["torch"].no_grad():
+            served = not is_on_host(args[0]) or action(group, *args)
+        if not served:
             raise NotImplementedError(
                 f"{name} of a tensor in host memory from an absent rank cannot be rehearsed: its data is not known; "
                 "rehearse all ranks (--ranks N without --rank)"

@@ -93,10 +93,21 @@ impl Element {
         }
         let integer = match value {
             Scalar::Int(integer) => integer,
-            Scalar::Float(float) if float.is_finite() && float.abs() < 9e18 => float as i64,
+            Scalar::Float(float) if self.holds(float) => float as i64,
             Scalar::Float(_) => return None,
         };
         Some(integer.to_le_bytes()[..self.size() as usize].to_vec())
+    }
+
+    /// Whether the conversion of a float to this integer is defined. PyTorch converts to `uint8` by way of 64 bits.
+    fn holds(self, float: f64) -> bool {
+        let limit = match self {
+            Element::I8 => 128.0,
+            Element::I16 => 32_768.0,
+            Element::I32 => 2_147_483_648.0,
+            _ => 9e18,
+        };
+        float.trunc() >= -limit && float.trunc() < limit
     }
 
     /// A value as this type holds it.

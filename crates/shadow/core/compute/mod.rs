@@ -12,7 +12,7 @@ mod elementwise;
 mod recognise;
 mod reduce;
 
-pub use recognise::Recipe;
+pub use recognise::{Recipe, largest_parameter};
 
 use crate::{arguments::In, state::Shadow};
 

@@ -123,16 +123,37 @@ fn template_argument(name: &str, token: &str) -> Option<Element> {
     (rest.first() == Some(&b'I')).then(|| rest.get(1).copied().and_then(Element::from_mangled)).flatten()
 }
 
-/// The types of the parameters of the first lambda behind a token that has any: `UlblE_` takes a bool and a long.
+/// The types of the parameters of the first lambda behind a token that has any: `UlblE_` takes a bool and a long. Where one of
+/// them is not a plain type, such as a half, the kernel is not recognised: the lambdas behind it are not the operation's.
 fn lambda_parameters<'a>(name: &'a str, token: &str) -> Option<&'a [u8]> {
     let mut rest = &name[name.find(token)? + token.len()..];
     loop {
         rest = &rest[rest.find("Ul")? + 2..];
         let types = &rest.as_bytes()[..rest.find('E')?];
-        if types != b"v" && types.iter().all(|&letter| Element::from_mangled(letter).is_some()) {
-            return Some(types);
+        if types != b"v" {
+            return types.iter().all(|&letter| Element::from_mangled(letter).is_some()).then_some(types);
         }
     }
+}
+
+/// The size of the largest parameter of a kernel's first lambda, where all are plain types.
+pub fn largest_parameter(name: &str) -> Option<u64> {
+    lambda_parameters(name, "elementwise_kernel")?
+        .iter()
+        .filter_map(|&letter| Some(Element::from_mangled(letter)?.size()))
+        .max()
+}
+
+/// The type of the operands where a functor is wrapped for one or two of them: `BUnaryFunctor<long, long, bool, F<long>>`.
+/// Multiplication of halves has a functor of floats. `Err` for a type that is not plain.
+fn wrapped_operand(name: &str) -> Result<Option<Element>, ()> {
+    let Some(at) = ["12BinaryFunctorI", "13AUnaryFunctorI", "13BUnaryFunctorI"]
+        .iter()
+        .find_map(|token| Some(name.find(token)? + token.len()))
+    else {
+        return Ok(None);
+    };
+    name.as_bytes().get(at).copied().and_then(Element::from_mangled).map(Some).ok_or(())
 }
 
 fn form(name: &str) -> Form {
@@ -180,7 +201,9 @@ fn functor(name: &str) -> Option<(Operation, Element)> {
         ("22CUDAFunctorOnOther_add", Operation::AddToConstantSelf),
         ("21compare_scalar_kernel", Operation::OrderWithConstant),
     ];
-    known.into_iter().find_map(|(token, operation)| Some((operation, template_argument(name, token)?)))
+    let found = known.into_iter().find_map(|(token, operation)| Some((operation, template_argument(name, token)?)))?;
+    let operand = wrapped_operand(name).ok()?;
+    operand.is_none_or(|operand| operand == found.1).then_some(found)
 }
 
 /// Lambdas, whose types are those of their parameters.
@@ -229,6 +252,10 @@ fn output_type(name: &str) -> Option<Element> {
 
 /// `CatArrayBatchedCopy..<OpaqueType<8u>, unsigned int, dimensions, batch, stride_size, ..>`.
 fn concatenation(name: &str) -> Option<ConcatenationRecipe> {
+    // Its sizes count vectors of 16 bytes, and the dimensions behind the concatenated one are joined.
+    if name.contains("CatArrayBatchedCopy_vectorized") {
+        return None;
+    }
     let rest = &name[name.find("OpaqueTypeILj")? + "OpaqueTypeILj".len()..];
     let (bytes, rest) = rest.split_once('E')?;
     let rest = rest.strip_prefix("EEjLi")?;
@@ -270,5 +297,21 @@ mod tests {
         assert_eq!(Recipe::of(CAT), Some(Recipe::Concatenation(cat)));
         assert_eq!(Recipe::of(ARGMAX), None);
         assert_eq!(Recipe::of("ampere_sgemm_128x64_tn"), None);
+    }
+
+    /// Names from the wheel of 2.11 whose operands are halves, or whose arguments mean something else.
+    #[test]
+    fn kernels_with_other_types_or_arguments_are_not_recognised() {
+        let multiply = "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_13BUnaryFunctorIN3c108BFloat16ES4_S4_NS0_15binary_internal10MulFunctorIfEEEESt5arrayIPcLm2EEEEviT0_T1_";
+        assert_eq!(Recipe::of(multiply), None);
+        let plain = multiply.replace("N3c108BFloat16ES4_S4_", "fff");
+        assert!(matches!(Recipe::of(&plain), Some(Recipe::Elementwise(_))));
+        let negate = "_ZN2at6native18elementwise_kernelILi128ELi4EZNS0_22gpu_kernel_impl_nocastIZZZNS0_15neg_kernel_cudaERNS_18TensorIteratorBaseEENKUlvE0_clEvENKUlvE7_clEvEUlN3c104HalfEE_EEvS4_RKT_EUliE_EEviT1_";
+        assert_eq!(Recipe::of(negate), None);
+        assert!(Recipe::of(&negate.replace("N3c104HalfE", "l")).is_some());
+        assert_eq!(
+            Recipe::of(&CAT.replace("35CatArrayBatchedCopy_alignedK_contig", "30CatArrayBatchedCopy_vectorized")),
+            None
+        );
     }
 }

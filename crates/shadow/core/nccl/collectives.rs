@@ -101,8 +101,15 @@ impl Collective {
 const LINK_BYTES_PER_NANO: u64 = 200;
 const FLOOR_NANOS: u64 = 10_000;
 
-fn work(bytes: u64, stream: u64) {
-    launch::library_work(stream, "nccl collective", FLOOR_NANOS + bytes / LINK_BYTES_PER_NANO, 0);
+/// Whether it is part of a capture. Each launch of the graph then makes the result unknown.
+fn work(bytes: u64, target: u64, stream: u64) -> bool {
+    let captured = launch::library_work(stream, "nccl collective", FLOOR_NANOS + bytes / LINK_BYTES_PER_NANO, 0);
+    if captured && target != 0 {
+        let mut shadow = state::lock();
+        shadow.captures.note_write(stream, target, bytes);
+        shadow.values.forget(target, bytes);
+    }
+    captured
 }
 
 /// The bytes at an address on the device, if they are known. Waits for a value that is itself pending.
@@ -133,7 +140,10 @@ pub fn collective(
     let communicator = communicators::get(communicator);
     let (given, got) = what.parts(communicator.size as u64);
     let (given, got) = (kind.bytes(count.saturating_mul(given)), kind.bytes(count.saturating_mul(got)));
-    work(given.max(got), stream);
+    // All ranks capture alike, so none of them exchanges anything.
+    if work(given.max(got), target, stream) {
+        return SUCCESS;
+    }
     let gives = what.source().is_none_or(|root| root == communicator.rank);
     let gets = what.target().is_none_or(|root| root == communicator.rank);
     // All ranks pass the same count, so none of them exchanges anything.
@@ -190,7 +200,9 @@ fn exchange(
 pub fn send(source: u64, count: u64, kind: DataType, peer: i32, communicator: u64, stream: u64) -> i32 {
     let communicator = communicators::get(communicator);
     let bytes = kind.bytes(count);
-    work(bytes, stream);
+    if work(bytes, 0, stream) {
+        return SUCCESS;
+    }
     if let Some(exchange) = communicator.exchange.as_ref().filter(|_| bytes <= card().keep) {
         let channel = Channel::Messages { from: communicator.rank, to: peer };
         let number = communicator.next_number(channel);
@@ -202,7 +214,9 @@ pub fn send(source: u64, count: u64, kind: DataType, peer: i32, communicator: u6
 pub fn receive(target: u64, count: u64, kind: DataType, peer: i32, communicator: u64, stream: u64) -> i32 {
     let communicator = communicators::get(communicator);
     let bytes = kind.bytes(count);
-    work(bytes, stream);
+    if work(bytes, target, stream) {
+        return SUCCESS;
+    }
     if communicator.exchange.is_none() || bytes > card().keep {
         set(target, bytes, None);
         return SUCCESS;

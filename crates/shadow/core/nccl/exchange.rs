@@ -45,6 +45,9 @@ pub enum Channel {
     Messages { from: i32, to: i32 },
 }
 
+/// How long a wait goes on after a signal, which Python handles only when the call returns.
+const AFTER_SIGNAL: Duration = Duration::from_secs(2);
+
 impl Exchange {
     pub fn new(folder: &Path, identity: u64) -> Exchange {
         Exchange { folder: folder.to_owned(), identity, writers: Mutex::default(), readers: Mutex::default() }
@@ -79,6 +82,7 @@ impl Exchange {
     pub fn wait(&self, channel: Channel, number: u64) -> Result<Option<Vec<u8>>, NotReceived> {
         let began = Instant::now();
         let mut pause = Duration::from_micros(100);
+        let mut interrupted: Option<Instant> = None;
         loop {
             let found = {
                 let mut readers = locked(&self.readers);
@@ -88,8 +92,12 @@ impl Exchange {
             match found {
                 Some(contribution) => return Ok(contribution),
                 None if began.elapsed() > LONGEST_WAIT => return Err(NotReceived::TimedOut),
-                None if !sleep(pause) => return Err(NotReceived::Interrupted),
-                None => pause = (pause * 2).min(Duration::from_millis(10)),
+                None if interrupted.is_some_and(|since| since.elapsed() > AFTER_SIGNAL) => {
+                    return Err(NotReceived::Interrupted);
+                }
+                None if sleep(pause) => pause = (pause * 2).min(Duration::from_millis(10)),
+                // A signal that only ends a child process must not end the wait: other ranks would read another value.
+                None => interrupted = interrupted.or(Some(Instant::now())),
             }
         }
     }
