@@ -11,10 +11,10 @@ use oomph::{
 fn workloads(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("generate");
     let training = [
-        ("gpt-124m", ""),
-        ("gpt-355m", "amp,ckpt"),
+        ("reference-gpt-163m", ""),
+        ("reference-gpt-406m", "amp,ckpt"),
         ("variable-length", "accum4"),
-        ("gpt-moe-8x124m", "amp"),
+        ("reference-gpt-moe-560m", "amp"),
         ("resnet-50", ""),
         ("resnet-50", "amp"),
     ]

@@ -5,7 +5,8 @@ use std::{env, error::Error, fs, path::Path};
 fn main() -> Result<(), Box<dyn Error>> {
     let folder = Path::new(&env::var("CARGO_MANIFEST_DIR")?).join("workloads");
     fs::write(Path::new(&env::var("OUT_DIR")?).join("workloads.rs"), embedded(&folder)?)?;
-    println!("cargo::rerun-if-changed=workloads");
+    // The folder is a link: of a link only the link itself is watched.
+    println!("cargo::rerun-if-changed={}", folder.canonicalize()?.display());
     println!("cargo::rerun-if-changed=build.rs");
     Ok(())
 }

@@ -34,6 +34,7 @@ const TARGETS: &[(&str, Target)] = &[
     ("case_file", case_file),
     ("companion", companion),
     ("compressed", read_trace),
+    ("config", config),
     ("environment", environment),
     ("minimalloc", read_trace),
     ("native", read_trace),
@@ -140,6 +141,16 @@ fn recipe(file: &[u8]) {
     if let Ok(recipe) = Recipe::from_file(&saved("recipe.toml", file)) {
         let _ = recipe.workload().map(|workload| workload.name().len());
         let _ = (recipe.title(), recipe.notes(), recipe.words());
+    }
+}
+
+/// A configuration that is accepted has a program.
+fn config(file: &[u8]) {
+    let path = saved("config.json", file);
+    let is_config = Recipe::is_config(&path);
+    if let Ok(recipe) = Recipe::from_config(&path) {
+        assert!(is_config, "a file is read as a configuration and not recognised as one");
+        let _ = recipe.workload().map(|workload| workload.name().len());
     }
 }
 

@@ -3,12 +3,13 @@
 //! [`threshold`]: how much memory suffices, and how much of a workload fits. [`advise`]: which allocator settings to use.
 //! [`techniques`]: what saves memory, and at what cost. [`claims`]: which published statements about memory are true.
 //! [`leaks`]: whether memory grows from step to step. [`holders`]: who requested memory and who holds it. [`compare`]:
-//! what changed from one run to another. [`summary`]: memory at one moment. [`ranks`]: one answer for all ranks of a
+//! what changed from one run to another. [`times`]: whether wall-clock times differ. [`summary`]: memory at one moment. [`ranks`]: one answer for all ranks of a
 //! program. [`releases`]: a program under several releases of PyTorch. This module reads no arguments, prints nothing and formats nothing.
 
 pub mod advise;
 pub mod claims;
 pub mod compare;
+pub mod fits;
 pub mod holders;
 pub mod leaks;
 pub mod ranks;
@@ -16,6 +17,7 @@ pub mod releases;
 pub mod summary;
 pub mod techniques;
 pub mod threshold;
+pub mod times;
 mod trial;
 
 pub use trial::{TrialError, simulated_beside};

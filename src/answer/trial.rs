@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn data_parallel_ranks_send_gradients_almost_twice() {
         let parameters = 162_322_944.0; // of the reference model with its untied head
-        let workload = Recipe::named("gpt-124m").unwrap().with("techniques", "ddp:8").workload().unwrap();
+        let workload = Recipe::named("reference-gpt-163m").unwrap().with("techniques", "ddp:8").workload().unwrap();
         let sent = exchanged_bytes_per_step(&workload).unwrap() as f64;
         assert!((sent / (parameters * 4.0 * 2.0 * 7.0 / 8.0) - 1.0).abs() < 0.01, "{sent} bytes");
         assert_eq!(exchange_time(50_000_000_000, 50_000_000_000), Nanos(1_000_000_000));
@@ -154,7 +154,8 @@ mod tests {
     #[test]
     fn sharding_exchanges_as_much_as_data_parallel() {
         let sent = |techniques: &str| {
-            let workload = Recipe::named("gpt-124m").unwrap().with("techniques", techniques).workload().unwrap();
+            let workload =
+                Recipe::named("reference-gpt-163m").unwrap().with("techniques", techniques).workload().unwrap();
             exchanged_bytes_per_step(&workload).unwrap() as f64
         };
         // A sum is a scatter and a gather. ZeRO 3 gathers weights once more, in the backward pass.
@@ -165,7 +166,7 @@ mod tests {
 
     #[test]
     fn one_rank_sends_nothing() {
-        let workload = Recipe::named("gpt-124m").unwrap().workload().unwrap();
+        let workload = Recipe::named("reference-gpt-163m").unwrap().workload().unwrap();
         assert_eq!(exchanged_bytes_per_step(&workload).unwrap(), 0);
         assert_eq!(share_sent(CollectiveKind::AllReduce, 1), 0.0);
     }

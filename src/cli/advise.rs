@@ -6,6 +6,7 @@ use anyhow::anyhow;
 
 use super::{
     exit::{self, CommandError, CommandResult, StopPolicy},
+    export::JsonExport,
     options::{DeviceChoice, Format},
     output,
     progress::Stages,
@@ -48,11 +49,12 @@ Examples:
   oomph advise *.pickle --format json                     each on its own
   oomph advise snapshots/                                 all ranks of a distributed program
 
-From an OOM to the line to paste: record the program on a card where it runs, or up to the OOM (`oomph record` prints the
-Python lines), and run `oomph advise` on the file. A recording that ends with an OOM shows how much memory there was, so
+From an OOM to the line to paste: record the program on a card where it runs, or up to the OOM (`python -m oomph record
+train.py`; `oomph record` prints Python lines for a machine without the package), and run `oomph advise` on the file. A recording that ends with an OOM shows how much memory there was, so
 neither --card nor --limit is needed. What the program would have done next is not in it. If the program's own memory
-fraction refused the request, the answer says so first. The fraction is not in the file; the answer names the range in
-which it is, or the only round fraction in that range, and says from which limit on a setting helps. A recording without a
+fraction refused the request, the answer says so first. A recording of the Python package has the fraction in a file beside
+it. Otherwise the answer names the range in which it is, or the only round fraction in that range, and says from which limit
+on a setting helps. A recording without a
 history of requests cannot be judged (exit code 109).
 
 Among the settings that need about the least memory (up to 64 MiB or 1 % more), the simplest is recommended: the current
@@ -108,6 +110,8 @@ pub struct Args {
     /// Output format.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
+    #[command(flatten)]
+    export: JsonExport,
 }
 
 /// The advice for a recording that another command made on a card; `None` if it was interrupted.
@@ -128,6 +132,7 @@ pub(super) fn of_recording(
         settings,
         top: 0,
         format: Format::default(),
+        export: JsonExport::default(),
     };
     answer(&AdviceRequest::new(args)?, name, suite::all_cores(), stop, &Stages::of(name))
 }
@@ -142,6 +147,7 @@ struct AdviceRequest {
 }
 
 pub fn run(args: Args) -> CommandResult {
+    args.export.check()?;
     let request = AdviceRequest::new(args)?;
     let stop = exit::stop_flag(StopPolicy::AtOnce)?;
     if let Some(files) = ranks::files(&request.args.sources)? {
@@ -157,7 +163,7 @@ pub fn run(args: Args) -> CommandResult {
         }
     }
     let any_gap = advices.iter().any(|advice| advice.history_gap.is_some());
-    args.format.print(&AdviceReport { advices, top: args.top })?;
+    args.export.print(&AdviceReport { advices, top: args.top }, args.format)?;
     Ok(if any_gap { exit::CANNOT_TELL } else { exit::OK })
 }
 
@@ -216,7 +222,7 @@ fn for_ranks(request: &AdviceRequest, files: &[RankFile], stop: &AtomicBool) -> 
     if stop.load(Ordering::Relaxed) {
         return Ok(exit::INTERRUPTED);
     }
-    ranks::tell("smallest limit", &answers, args.format, |report| {
+    ranks::tell("smallest limit", &answers, (args.format, &args.export), |report| {
         let advice = &report.advices[0];
         RankRow {
             live_peak_bytes: Some(advice.live_peak_bytes),

@@ -9,6 +9,7 @@ use super::verify::VerifyRow;
 use crate::{
     answer::{
         claims::ClaimRecord,
+        fits::FitRow,
         ranks::RankComparison,
         releases::ReleaseRow,
         techniques::TechniqueRecord,
@@ -16,7 +17,7 @@ use crate::{
     },
     measure::{AgreementRecord, CaseRecord, TimingRecord},
     report::{
-        AdviceReport, Endurance, LeakReport, PlannedCase, RankReport, Render, ReportError, comparison_csv,
+        AdviceReport, BoundRow, Endurance, LeakReport, PlannedCase, RankReport, Render, ReportError, comparison_csv,
         to_checked_csv, to_csv,
     },
     stress::{StressState, VerdictRow, adversary::AdversaryRow, misuse::MisuseRow},
@@ -58,10 +59,12 @@ fn files() -> Result<Vec<(&'static str, String)>, ReportError> {
         ("runs.csv", to_checked_csv::<CaseRecord>(&[])?),
         ("replay --release", Vec::<ReleaseRow>::new().csv()?),
         ("comparison.csv", comparison_csv(&[], "")?),
+        ("bounds.csv", to_csv::<BoundRow>(&[])?),
         ("timings.csv", to_checked_csv::<TimingRecord>(&[])?),
         ("plan.csv", to_checked_csv::<PlannedCase>(&[])?),
         ("thresholds.csv", to_checked_csv::<ThresholdRecord>(&[])?),
         ("threshold --largest", Vec::<LargestRecord>::new().csv()?),
+        ("fits", Vec::<FitRow>::new().csv()?),
         ("techniques.csv", to_checked_csv::<TechniqueRecord>(&[])?),
         ("claims.csv", to_checked_csv::<ClaimRecord>(&[])?),
         ("advise", AdviceReport { advices: Vec::new(), top: 0 }.csv()?),
@@ -116,7 +119,7 @@ fn all_writers_of_csv_are_known() {
     }
     let mut found = BTreeMap::new();
     visit(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut found);
-    let expected = [("RowFile::write(", 6), ("csv::Writer", 2), ("fn csv(&self)", 13), ("impl RenderRow for ", 7)];
+    let expected = [("RowFile::write(", 6), ("csv::Writer", 2), ("fn csv(&self)", 13), ("impl RenderRow for ", 9)];
     assert_eq!(found, expected.map(|(writer, count)| (writer.to_owned(), count)).into());
 }
 

@@ -65,8 +65,8 @@ Exit codes:
   105  leaks: memory grows
   106  stress: a strategy failed
   107  report, compare: rows are missing; report: the shards do not form one complete run
-  108  rehearse: the program does not fit on at least one card
-  109  advise, leaks: the recording does not contain enough to tell
+  108  rehearse: the program does not fit on at least one card; fits: no way to train fits
+  109  advise, leaks: the recording does not contain enough to tell; fits: a way is not modelled, and no other fits
   130  interrupted (Ctrl-C, SIGTERM, SIGHUP); finished cases are kept";
 
 /// What a command returns: its exit code, or an error that has one.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
 
-use super::{exit::CommandError, output};
+use super::{exit::CommandError, options::Format, output};
 use crate::{
     base::{Progress, replaced_file},
     measure::{
@@ -99,6 +99,29 @@ fn run_of(file: &Path) -> Option<PathBuf> {
         false => return None,
     };
     is_run(run).then(|| if run.as_os_str().is_empty() { PathBuf::from(".") } else { run.to_owned() })
+}
+
+/// An answer as JSON in a file, besides the printed one.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct JsonExport {
+    /// Also write the answer as JSON to this file.
+    #[arg(long, value_name = "FILE")]
+    export_json: Option<PathBuf>,
+}
+
+impl JsonExport {
+    /// Refuses to overwrite recordings and files of runs. Call it before anything runs.
+    pub fn check(&self) -> Result<(), CommandError> {
+        self.export_json.as_deref().map_or(Ok(()), |path| check_replacing(path, None))
+    }
+
+    /// Prints an answer, and writes the file.
+    pub fn print<R: Render + ?Sized>(&self, answer: &R, format: Format) -> Result<(), CommandError> {
+        if let Some(path) = &self.export_json {
+            report::save(path, &Format::Json.render(answer)?).map_err(CommandError::usage)?;
+        }
+        format.print(answer)
+    }
 }
 
 /// Set for each option: a heading for the next options would apply to all that follow.

@@ -22,7 +22,10 @@ use crate::base::write_file;
 
 /// Headings of `--help` and their commands, by what users come for.
 pub const GROUPS: [(&str, &[&str]); 3] = [
-    ("You come with a problem", &["rehearse", "record", "advise", "leaks", "inspect", "threshold", "techniques"]),
+    (
+        "You come with a problem",
+        &["rehearse", "fits", "record", "advise", "leaks", "inspect", "threshold", "techniques"],
+    ),
     ("You compare allocators", &["run", "replay", "compare", "report", "stress", "verify", "convert"]),
     ("Set-up", &["doctor", "list", "claims", "completions", "man"]),
 ];

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::{
     exit::{self, CommandError, CommandResult},
+    export::JsonExport,
     options::{DeviceOptions, Format},
     progress::Stages,
     ranks,
@@ -51,6 +52,8 @@ pub struct Args {
     /// Output format.
     #[arg(long, default_value = "table", value_parser = Format::among(&[Format::Table, Format::Json]))]
     format: Format,
+    #[command(flatten)]
+    export: JsonExport,
 }
 
 const EXAMPLES: &str = "\
@@ -59,7 +62,7 @@ Examples:
   oomph inspect run.pickle --summary --at peak      torch.cuda.memory_summary() at the peak
   oomph inspect run.pickle --summary --strategy caching:expandable_segments:True
   oomph inspect run.pickle --by site --top 20       call sites that request memory
-  oomph inspect gpt-124m --by tag --at step:1 --format json
+  oomph inspect reference-gpt-163m --by tag --at step:1 --format json
   oomph inspect training --set batch=16 --pack      the least memory, with full knowledge of lifetimes
   oomph inspect snapshots/                          all ranks of a distributed program: a folder, or 'run-*.pickle'
 
@@ -70,20 +73,21 @@ with full knowledge of lifetimes. What a strategy reserves beyond that is lost t
 const BAR_WIDTH: u64 = 40;
 
 pub fn run(args: Args) -> CommandResult {
+    args.export.check()?;
     if let Some(files) = ranks::files(std::slice::from_ref(&args.source.source))? {
         return for_ranks(&args, &files);
     }
     let stages = Stages::of(&args.source.source);
     let inspected = inspect(&args, &args.source, &stages)?;
     stages.finish();
-    args.format.print(&inspected)?;
+    args.export.print(&inspected, args.format)?;
     Ok(exit::OK)
 }
 
 /// One answer for all ranks: the one with the highest peak of live bytes.
 fn for_ranks(args: &Args, files: &[RankFile]) -> CommandResult {
     let answers = ranks::ask(files, |name, progress| inspect(args, &args.source.settings.of(name), progress));
-    ranks::tell("bound", &answers, args.format, |inspected: &InspectedSource| RankRow {
+    ranks::tell("bound", &answers, (args.format, &args.export), |inspected: &InspectedSource| RankRow {
         live_peak_bytes: Some(inspected.summary.peak.bytes),
         figure_bytes: Some(inspected.needs.bound.rounded_bytes),
         verdict: format!(

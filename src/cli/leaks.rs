@@ -1,10 +1,13 @@
 //! `oomph leaks`.
 
+use std::path::Path;
+
 use anyhow::anyhow;
 use clap::ValueEnum;
 
 use super::{
     exit::{self, CommandError, CommandResult},
+    export::JsonExport,
     options::{DeviceOptions, Format},
     output,
     progress::Stages,
@@ -19,6 +22,7 @@ use crate::{
     },
     base::Progress,
     device::DeviceSpec,
+    replay::verify::Companion,
     report::{LeakAnswer, LeakReport},
     suite::RankFile,
     trace::{ProgressSource, Source, torch::Recording},
@@ -71,6 +75,8 @@ pub struct Args {
     /// Output format.
     #[arg(long, default_value = "table", value_parser = Format::among(&[Format::Table, Format::Json, Format::Csv]))]
     format: Format,
+    #[command(flatten)]
+    export: JsonExport,
 }
 
 const EXAMPLES: &str = "\
@@ -95,6 +101,7 @@ enum FailOn {
 }
 
 pub fn run(args: Args) -> CommandResult {
+    args.export.check()?;
     if !(0.0..=1.0).contains(&args.significance) || args.least_share.is_nan() || args.least_share < 0.0 {
         return Err(CommandError::usage(anyhow!("--significance must be from 0 to 1 and --least-share at least 0")));
     }
@@ -113,7 +120,7 @@ pub fn run(args: Args) -> CommandResult {
             .collect::<Result<_, _>>()?
     };
     let code = args.code(findings.iter().map(LeakAnswer::verdict));
-    args.format.print(&LeakReport { findings, top: args.top })?;
+    args.export.print(&LeakReport { findings, top: args.top }, args.format)?;
     Ok(code)
 }
 
@@ -122,7 +129,7 @@ fn for_ranks(args: &Args, files: &[RankFile], baseline: Option<&ObservedSteps>) 
     let answers = ranks::ask(files, |name, progress| {
         Ok(LeakReport { findings: vec![judge_source(args, name, baseline, progress)?], top: args.top })
     });
-    let code = ranks::tell("growth per step", &answers, args.format, |report| {
+    let code = ranks::tell("growth per step", &answers, (args.format, &args.export), |report| {
         let answer = &report.findings[0];
         let finding = answer.finding();
         let verdict = answer.verdict();
@@ -201,10 +208,24 @@ impl ReplayedSource {
         let observed = observe(&recording)?;
         let is_hypothetical =
             args.strategy.is_some() || args.device.limit.is_some() || args.device.spec()? != DeviceSpec::default();
-        let observed = if is_hypothetical { observed } else { observed.with_recorded_reserved(&recording) };
+        let observed = if is_hypothetical {
+            observed
+        } else {
+            let mut recorded = observed.with_recorded_reserved(&recording);
+            recorded.capacity = recorded_capacity(name, &recording)?;
+            recorded
+        };
         let source: Box<dyn Source> = Box::new(recording);
         Ok(ReplayedSource { source, observed })
     }
+}
+
+/// What the allocator of the recorded program could have had: its limit, or what the file beside the recording says.
+/// Without either the size of the GPU is not known.
+fn recorded_capacity(name: &str, recording: &Recording) -> Result<Option<u64>, CommandError> {
+    let companion = Companion::beside(Path::new(name)).map_err(CommandError::usage)?;
+    let limit = recording.limit.as_ref().map(|limit| limit.bytes);
+    Ok(limit.or_else(|| companion?.available(recording.device)))
 }
 
 fn judge_source(

@@ -26,7 +26,7 @@ pub struct Args {
     /// What to list [default: everything].
     #[arg(value_enum)]
     what: Option<ListedKind>,
-    /// Also show parameters and origins.
+    /// Also show parameters, origins, and how a strategy differs from its origin.
     #[arg(long, short)]
     long: bool,
     /// Print JSON instead of text.
@@ -62,6 +62,9 @@ struct ListedItem {
     replaces_built_in: bool,
     #[serde(skip_serializing_if = "String::is_empty")]
     origin: String,
+    /// In what a strategy differs from its origin.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    differs: &'static [&'static str],
     #[serde(skip_serializing_if = "Vec::is_empty")]
     parameters: Vec<ListedParameter>,
 }
@@ -124,6 +127,7 @@ fn items_of(kind: ListedKind) -> Vec<ListedItem> {
             .chain([&plugin::ENTRY])
             .map(|entry| ListedItem {
                 origin: entry.origin.to_owned(),
+                differs: entry.differs,
                 parameters: entry.parameters.iter().map(listed).collect(),
                 ..ListedItem::new(kind, entry.name, entry.summary)
             })
@@ -162,6 +166,9 @@ fn text(kinds: &[ListedKind], items: &[ListedItem], long: bool) -> String {
             if long {
                 if !item.origin.is_empty() {
                     let _ = writeln!(out, "  {:width$}    origin: {}", "", item.origin);
+                }
+                for difference in item.differs {
+                    let _ = writeln!(out, "  {:width$}    differs: {difference}", "");
                 }
                 for ListedParameter { name, values, default, help } in &item.parameters {
                     let default = if default.is_empty() { "none" } else { default };

@@ -14,6 +14,7 @@ mod doctor;
 mod environment;
 pub mod exit;
 mod export;
+mod fits;
 mod help;
 mod inspect;
 mod leaks;
@@ -24,10 +25,8 @@ mod output;
 mod progress;
 mod ranks;
 mod record;
-mod rehearsal_advice;
 mod rehearse;
 mod replay;
-mod replay_releases;
 mod report;
 mod run;
 mod source;
@@ -75,6 +74,8 @@ const PLUGIN_HOST: &str = "plugin-host";
 enum Command {
     /// Run your own training program without a GPU, and learn whether it fits on a card.
     Rehearse(rehearse::Args),
+    /// Say whether a model can be trained on a card, from its config.json.
+    Fits(fits::Args),
     /// Print the Python lines that make PyTorch write a memory snapshot.
     Record(record::Args),
     /// Recommend allocator settings: what they save, how sure that is, or why no setting helps.
@@ -170,6 +171,7 @@ fn run_command() -> ExitCode {
     };
     exit_code(match command {
         Command::Rehearse(args) => rehearse::run(&args),
+        Command::Fits(args) => fits::run(args),
         Command::Record(args) => record::run(&args),
         Command::Advise(args) => advise::run(args),
         Command::Leaks(args) => leaks::run(args),
@@ -217,6 +219,6 @@ mod tests {
         let visible: Vec<&str> =
             command.get_subcommands().filter(|under| !under.is_hide_set()).map(clap::Command::get_name).collect();
         assert_eq!(grouped, visible, "groups and declarations have the same order");
-        assert_eq!(grouped[..4], ["rehearse", "record", "advise", "leaks"]);
+        assert_eq!(grouped[..4], ["rehearse", "fits", "record", "advise"]);
     }
 }

@@ -5,6 +5,7 @@
 
 use super::{
     exit::{self, CommandError, CommandResult},
+    export::JsonExport,
     options::Format,
     output,
     progress::{self, OneOf},
@@ -45,11 +46,11 @@ pub fn ask<T: Send>(
     answers
 }
 
-/// Prints one answer for all ranks; `row` says what is compared.
+/// Prints one answer for all ranks, and writes it to a file; `row` says what is compared.
 pub fn tell<T: Render>(
     figure: &'static str,
     answers: &[(RankFile, Result<T, String>)],
-    format: Format,
+    (format, export): (Format, &JsonExport),
     row: impl Fn(&T) -> RankRow,
 ) -> CommandResult {
     let of_rank = |(file, answer): &(RankFile, Result<T, String>)| RankRow {
@@ -57,10 +58,8 @@ pub fn tell<T: Render>(
         ..answer.as_ref().map_or_else(|reason| RankRow::unanswered(reason), &row)
     };
     let ranks = RankComparison::gather(figure, answers.iter().map(of_rank).collect());
-    format.print(&RankReport {
-        ranks: &ranks,
-        answers: answers.iter().map(|(_, answer)| answer.as_ref().ok()).collect(),
-    })?;
+    let answered = answers.iter().map(|(_, answer)| answer.as_ref().ok()).collect();
+    export.print(&RankReport { ranks: &ranks, answers: answered }, format)?;
     for (file, answer) in answers {
         if let Err(reason) = answer {
             // Most reasons already name the file.

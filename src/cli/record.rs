@@ -15,7 +15,7 @@ use super::{
 /// read.
 ///
 /// Paste them at the top of the training script, before the first tensor is on the GPU: earlier
-/// allocations are not in the recording.
+/// allocations are not in the recording. With the Python package nothing is pasted: `python -m oomph record train.py`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -30,6 +30,9 @@ And then:
   oomph leaks run-0.pickle           whether it leaks, and what grows
   oomph verify run-0.pickle          whether the model reproduces PyTorch exactly")]
 pub struct Args {
+    /// A program: it is not run here, and the error says what runs it.
+    #[arg(hide = true, trailing_var_arg = true)]
+    program: Vec<String>,
     /// When the snapshot is written.
     #[arg(long, value_enum, default_value_t)]
     when: RecordTrigger,
@@ -59,6 +62,13 @@ enum RecordTrigger {
 }
 
 pub fn run(args: &Args) -> CommandResult {
+    if !args.program.is_empty() {
+        return Err(CommandError::usage(anyhow!(
+            "the Python package records programs: python -m oomph record {} (pip install oomph); without it, `oomph record` \
+             prints the lines to paste",
+            args.program.join(" ")
+        )));
+    }
     output::say(&script(args)?)?;
     Ok(exit::OK)
 }
@@ -120,7 +130,9 @@ fn begin(args: &Args, first_api: bool) -> String {
             "{call}(\n    True, record_context={context}, trace_alloc_max_entries={last}, trace_alloc_record_context={context}\n)"
         );
     }
-    let context = if args.no_stacks { "context=None" } else { "stacks=\"python\"" };
+    // With the stacks of frees, PyTorch 2.10 and later end programs that checkpoint blocks with dropout
+    // (pytorch/pytorch#179536).
+    let context = if args.no_stacks { "context=None" } else { "context=\"alloc\", stacks=\"python\"" };
     let last = args.last.map_or_else(String::new, |last| format!(", max_entries={last}"));
     format!("{call}({context}{last})")
 }
@@ -153,13 +165,13 @@ mod tests {
     use super::*;
 
     fn args(when: RecordTrigger, last: Option<u64>, no_stacks: bool, torch: &str) -> Args {
-        Args { when, last, no_stacks, torch: torch.to_owned(), name: "run".to_owned() }
+        Args { program: Vec::new(), when, last, no_stacks, torch: torch.to_owned(), name: "run".to_owned() }
     }
 
     #[test]
     fn lines_fit_the_version() {
         let text = |torch| script(&args(RecordTrigger::Exit, Some(5), false, torch)).unwrap();
-        assert!(text("2.11").contains("_record_memory_history(stacks=\"python\", max_entries=5)"));
+        assert!(text("2.11").contains("_record_memory_history(context=\"alloc\", stacks=\"python\", max_entries=5)"));
         assert!(text("2.1.0+cu121").contains("max_entries=5)"));
         assert!(text("2.0.1").contains("trace_alloc_max_entries=5"));
     }

@@ -1,6 +1,8 @@
-//! `oomph rehearse`: a user's own program on a GPU that computes nothing.
+//! `oomph rehearse`: a user's own program on a GPU that computes nothing. Beyond peaks, its recording shows what holds memory
+//! and the allocator settings to use.
 
 use std::{
+    cmp::Reverse,
     env,
     ffi::OsString,
     fs,
@@ -12,13 +14,19 @@ use std::{
 use anyhow::{Context, anyhow};
 
 use super::{
-    environment,
+    advise, environment,
     exit::{self, CommandError, CommandResult, StopPolicy},
+    export::JsonExport,
     options::Format,
-    output, rehearsal_advice,
+    output,
+    progress::Stages,
 };
 use crate::{
-    base::{Bytes, MemoryLimit, path_text},
+    answer::{
+        advise::Advice,
+        holders::{GroupBy, lack_sites, requesters},
+    },
+    base::{Bytes, FileText, MemoryLimit, path_text},
     device::Card,
     rehearse::{
         SUPPORTED,
@@ -29,8 +37,9 @@ use crate::{
         search::{SearchError, SearchedValue, divided, with_variant},
         world::{World, WorldError, launcher},
     },
-    report::RehearsalReport,
-    suite::CaseTimeout,
+    report::{MemoryHolders, RehearsalReport},
+    suite::{CaseTimeout, SourceSpec},
+    trace,
 };
 
 /// Runs your own PyTorch program without a GPU and answers whether it fits on a card.
@@ -79,6 +88,12 @@ pub struct Args {
     /// Output format.
     #[arg(long, default_value = "table", value_parser = Format::among(&[Format::Table, Format::Json]))]
     format: Format,
+    #[command(flatten)]
+    export: JsonExport,
+    /// Only the answer on standard output: what the program prints there goes to standard error. With `--format json`
+    /// always.
+    #[arg(long)]
+    answer_only: bool,
     /// Write the libraries for the PyTorch in this folder and print their paths; used inside a rehearsed program.
     #[arg(long, value_name = "DIR", hide = true)]
     prepare: Option<PathBuf>,
@@ -127,6 +142,7 @@ pub fn run(args: &Args) -> CommandResult {
     if let Some(searched) = args.largest.as_ref().filter(|searched| !searched.is_in(&args.command)) {
         return Err(CommandError::usage(SearchError::Unused(searched.name.clone())));
     }
+    args.export.check()?;
     let world = world(args)?;
     let stop = exit::stop_flag(StopPolicy::AtOnce)?;
     let mut folder = OutputFolder::new(args.output.as_deref())?;
@@ -134,7 +150,7 @@ pub fn run(args: &Args) -> CommandResult {
     let outcome = Rehearsals { args, world, python, oomph, stop: &stop, failed_code: None }.answer(&mut folder);
     folder.finish();
     let (report, code) = outcome?;
-    args.format.print(&report)?;
+    args.export.print(&report, args.format)?;
     Ok(code)
 }
 
@@ -200,7 +216,7 @@ impl Rehearsals<'_> {
             searched: args.largest.clone(),
             ..RehearsalReport::default()
         };
-        rehearsal_advice::explain(&mut report, &args.card, self.stop);
+        explain(&mut report, &args.card, self.stop);
         let code = self.exit_code(&report.records);
         Ok((report, code))
     }
@@ -287,6 +303,7 @@ impl Rehearsals<'_> {
             python: self.python.clone(),
             oomph: self.oomph.clone(),
             world: self.world.clone(),
+            keeps_stdout: args.format == Format::Table && !args.answer_only,
         };
         let first_rank = self.world.as_ref().and_then(|world| world.started().first().copied()).unwrap_or(0);
         let mut ticker = Ticker::new(&card.to_string(), first_rank);
@@ -411,4 +428,51 @@ impl OutputFolder {
     fn finish(&self) {
         remove_empty(&self.made);
     }
+}
+
+/// Advice replays a recording under more than thirty settings. A larger recording, of some hundred thousand entries, is left to
+/// `oomph advise`.
+const LARGEST_RECORDING: u64 = 128 << 20;
+
+/// Adds the advice and the holders of the record that is explained.
+fn explain(report: &mut RehearsalReport, cards: &[Card], stop: &AtomicBool) {
+    let Some(record) = report.explained() else { return };
+    let Some(recording) = record.largest_recording.clone() else { return };
+    let card = cards.iter().find(|card| card.to_string() == record.card);
+    let is_small = fs::metadata(&recording).is_ok_and(|file| file.len() <= LARGEST_RECORDING);
+    let advice = card.filter(|_| is_small).and_then(|card| {
+        // The recording is kept, and the answer names the command: a failure here loses nothing.
+        advise::of_recording(&recording, card, record.limit_bytes, stop).ok().flatten()
+    });
+    report.holders = holders_of(record, &recording, advice.as_ref());
+    report.advice = advice;
+}
+
+/// What held memory where it ran out, or else at the peak of the recording.
+fn holders_of(record: &RehearsalRecord, recording: &str, advice: Option<&Advice>) -> MemoryHolders {
+    let end = advice.filter(|_| record.oom.is_some()).and_then(|advice| advice.dead_end.as_ref());
+    match end {
+        Some(end) if !end.holders.is_empty() => {
+            let sites = end.holders.iter().map(|holder| (holder.bytes, holder.site.clone()));
+            MemoryHolders { at_failure: true, sites: sites.collect() }
+        }
+        _ => MemoryHolders { at_failure: false, sites: at_peak(recording) },
+    }
+}
+
+/// What held memory at the peak of a recording, by call site.
+fn at_peak(name: &str) -> Vec<(u64, FileText)> {
+    let stages = Stages::of(name);
+    let spec =
+        SourceSpec { name: name.to_owned(), set: Vec::new(), seed: 1, device_index: None, given: Default::default() };
+    let Ok(source) = spec.open(&stages) else { return Vec::new() };
+    let Ok(summary) = trace::check(&*source) else { return Vec::new() };
+    let mut usages = requesters(&*source, GroupBy::Site, Some(summary.peak.event + 1)).unwrap_or_default();
+    stages.finish();
+    if lack_sites(&usages) {
+        return Vec::new();
+    }
+    usages.retain(|usage| usage.live_bytes > 0);
+    usages.sort_by_key(|usage| Reverse(usage.live_bytes));
+    usages.into_iter().map(|usage| (usage.live_bytes, usage.name)).collect()
 }

@@ -1,4 +1,4 @@
-//! `oomph replay`.
+//! `oomph replay`. With `--release A,B` it prints one table with the program under the rules of each release.
 
 use std::{
     path::PathBuf,
@@ -17,10 +17,10 @@ use super::{
     options::{DeviceOptions, Format, NeedsOptions, WorkerOptions},
     output,
     progress::Stages,
-    replay_releases,
     source::{self, RecordedProgram, SourceSettings, source_argument},
 };
 use crate::{
+    answer::releases::{ReleaseRow, compare_releases},
     base::{Progress, text_path},
     device::DeviceSpec,
     measure::{CaseDetail, CaseLabel, CaseRecord, Status, TimingRecord},
@@ -49,7 +49,7 @@ Examples:
   oomph replay variable-length --pack --waterfall
   oomph replay variable-length --limit 6GiB --export-html why.html
   oomph replay mix-1000 --strategy caching --strategy address:caching --threads 1,4,16
-  oomph replay gpt-124m --strategy caching --strategy plugin:./my_allocator.so,alloc:my_alloc,free:my_free
+  oomph replay reference-gpt-163m --strategy caching --strategy plugin:./my_allocator.so,alloc:my_alloc,free:my_free
   PYTORCH_ALLOC_CONF=expandable_segments:True oomph replay training --strategy caching:env
   oomph replay snapshot.pickle --strategy caching:recorded
   oomph replay snapshot.pickle --strategy caching:release:2.13,expandable_segments:True
@@ -121,7 +121,7 @@ pub fn run(args: Args) -> CommandResult {
     let cases = cases(&args, &device, &opened, &stages)?;
     let stop = exit::stop_flag(StopPolicy::AtOnce)?;
     if compares {
-        return replay_releases::run(&cases, args.format, &stages, &stop);
+        return run_releases(&cases, args.format, &stages, &stop);
     }
     let runner = args.workers.runner(&cases, Some(&stop))?;
     let mut records: Vec<Option<CaseRecord>> = vec![None; cases.len()];
@@ -234,7 +234,7 @@ fn open_sources(args: &Args) -> Result<Vec<ReplaySource>, CommandError> {
     let names: Vec<String> = opened.iter().map(|source| source.label.clone()).collect();
     for source in &mut opened {
         let specs = source::strategies_of_recording(&typed, &source.origin.shown(), source.program.as_ref())?;
-        source.strategies = replay_releases::strategies_at(specs, &source.releases, &args.strategy)?;
+        source.strategies = strategies_at(specs, &source.releases, &args.strategy)?;
         if names.iter().filter(|name| **name == source.label).count() > 1 {
             source.label = source.origin.shown();
         }
@@ -383,4 +383,51 @@ fn cases_of(
         }
     };
     Ok(replayed.strategies.iter().map(case).collect())
+}
+
+/// The strategies as of these releases, where they model PyTorch's allocator. With several releases, only those stay.
+fn strategies_at(
+    specs: Vec<StrategySpec>,
+    releases: &[Release],
+    typed: &[String],
+) -> Result<Vec<StrategySpec>, CommandError> {
+    if releases.is_empty() {
+        return Ok(specs);
+    }
+    if let Some(named) = typed.iter().find(|text| StrategySpec::from(text.as_str()).names_release()) {
+        let message = format!("'{named}' names a release, and so does --release: leave out one of them");
+        return Err(CommandError::usage(anyhow!(message)));
+    }
+    let mut at_releases: Vec<StrategySpec> = Vec::new();
+    for spec in specs.iter().filter(|spec| releases.len() == 1 || spec.release().is_some()) {
+        for release in releases {
+            let spec = spec.at_release(*release);
+            spec.check().map_err(CommandError::usage)?;
+            if !at_releases.contains(&spec) {
+                at_releases.push(spec);
+            }
+        }
+    }
+    if at_releases.is_empty() {
+        let message =
+            "--release compares releases of PyTorch's allocator: choose --strategy caching, with settings or without";
+        return Err(CommandError::usage(anyhow!(message)));
+    }
+    Ok(at_releases)
+}
+
+/// Replays all cases, those of one program and strategy together, and prints the table.
+fn run_releases(cases: &[Case], format: Format, stages: &Stages, stop: &AtomicBool) -> CommandResult {
+    let is_same = |one: &Case, other: &Case| {
+        let unnamed = |case: &Case| case.strategy.at_release(Release::DEFAULT);
+        one.label.workload == other.label.workload && unnamed(one) == unnamed(other)
+    };
+    let rows: Vec<ReleaseRow> = cases.chunk_by(is_same).flat_map(|group| compare_releases(group, stop)).collect();
+    stages.finish();
+    format.print(&rows)?;
+    if stop.load(Ordering::Relaxed) {
+        return Ok(exit::INTERRUPTED);
+    }
+    let failed = rows.iter().filter(|row| row.status == Status::Error);
+    Ok(output::complain_of(failed.map(|row| (format!("{}/{}", row.workload, row.strategy), row.reason.clone()))))
 }

@@ -19,7 +19,7 @@ use crate::{
     plugin,
     pytorch::Release,
     replay::{LimitEnforcer, OnOutOfMemory, Replay, ReplayOptions},
-    strategy::StrategySpec,
+    strategy::{STRATEGIES, StrategySpec},
     suite::{SourceError, SourceSpec},
     trace::{
         Source,
@@ -223,6 +223,33 @@ pub fn strategy(text: &str) -> Result<StrategySpec, CommandError> {
     plugin::check(&spec).map_err(CommandError::usage)?;
     note.iter().for_each(|note| output::complain(note));
     Ok(spec)
+}
+
+/// The strategies of texts that may hold several each, `tlsf,buddy`, or `all`. A comma also separates parameters: it begins
+/// another strategy behind one without parameters, and before the name of one.
+pub fn listed_strategies(texts: &[String]) -> Result<Vec<String>, CommandError> {
+    let mut all: Vec<String> = Vec::new();
+    for text in texts.iter().flat_map(|text| split_strategies(text)) {
+        if text == "all" {
+            all.extend(STRATEGIES.iter().flat_map(|entry| entry.specs()).map(|spec| spec.to_string()));
+        } else {
+            all.push(strategy(&text)?.to_string());
+        }
+    }
+    Ok(all)
+}
+
+fn split_strategies(text: &str) -> Vec<String> {
+    let mut specs: Vec<String> = Vec::new();
+    for part in text.split(',') {
+        let spec = StrategySpec::from(part);
+        let is_name = plugin::is_plugin(&spec) || spec.entry().is_ok();
+        match specs.last_mut().filter(|last| last.contains(':') && !is_name) {
+            Some(last) => *last = format!("{last},{part}"),
+            None => specs.push(part.trim().to_owned()),
+        }
+    }
+    specs
 }
 
 /// Strategies as typed, without plugins; `reason` says why they are refused.

@@ -36,12 +36,12 @@ use crate::{
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  oomph techniques --model gpt-355m
-  oomph techniques --model gpt-355m --card 24GiB           the best combination for a card of 24 GiB
-  oomph techniques --model gpt-124m --set context=2048 --technique amp --technique ckpt
+  oomph techniques --model reference-gpt-406m
+  oomph techniques --model reference-gpt-406m --card 24GiB           the best combination for a card of 24 GiB
+  oomph techniques --model reference-gpt-163m --set context=2048 --technique amp --technique ckpt
   oomph techniques --output results/local/techniques       all models, as CSV and Markdown
   oomph techniques --device cuda --output DIR              memory and times of the real GPU; --resume DIR continues
-  oomph techniques --device cuda --model gpt-355m --confirm 24GiB   run the batch for 24 GiB with 24 GiB
+  oomph techniques --device cuda --model reference-gpt-406m --confirm 24GiB   run the batch for 24 GiB with 24 GiB
 
 `oomph run techniques` is the same as `oomph techniques` with a folder for the results.")]
 pub struct Args {
@@ -91,7 +91,8 @@ pub struct Args {
 }
 
 /// The models that are compared by default.
-const MODELS: [&str; 5] = ["gpt-124m", "gpt-355m", "gpt-1.3b", "gpt-13b", "resnet-50"];
+const MODELS: [&str; 5] =
+    ["reference-gpt-163m", "reference-gpt-406m", "reference-gpt-1.4b", "reference-gpt-13b", "resnet-50"];
 
 pub fn run(args: Args) -> CommandResult {
     let device = DeviceChoice::named(&args.device).spec()?;

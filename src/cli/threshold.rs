@@ -10,6 +10,7 @@ use clap::ValueEnum;
 
 use super::{
     exit::{self, CommandError, CommandResult, StopPolicy},
+    export::JsonExport,
     options::{DeviceChoice, Format, WorkerOptions},
     output,
     progress::{self, Stages},
@@ -48,8 +49,8 @@ Examples:
   oomph threshold training --smallest card                the smallest card instead of the smallest limit
   oomph threshold training --largest batch --card 8GiB,12GiB,16GiB,24GiB,80GiB
   oomph threshold training --largest batch --limit 0.5    in half of the device
-  oomph threshold gpt-355m --set techniques=amp,ckpt --largest context --card 24GiB
-  oomph threshold gpt-124m --largest width --step 96 --card 24GiB
+  oomph threshold reference-gpt-406m --set techniques=amp,ckpt --largest context --card 24GiB
+  oomph threshold reference-gpt-163m --largest width --step 96 --card 24GiB
   oomph threshold training --strategy caching --device cuda
 
 An answer must hold for several rounds back to back (--repeat), because some patterns fail only in the third round.
@@ -195,26 +196,31 @@ fn for_ranks(
     if stop.load(Ordering::Relaxed) {
         return Ok(exit::INTERRUPTED);
     }
-    let code = ranks::tell("memory needed", &answers, args.format, |details: &Vec<ThresholdDetail>| {
-        let live_peak_bytes = details.iter().filter_map(|detail| detail.record.live_peak_bytes).max();
-        let needed = details.iter().filter_map(|detail| detail.record.needed_bytes).max();
-        let answers = details.iter().map(|detail| {
-            let answer = match (detail.record.needed_bytes, detail.record.status) {
-                (Some(bytes), _) => Bytes(bytes).to_string(),
-                (None, ThresholdStatus::Skipped) => "skipped".to_owned(),
-                (None, ThresholdStatus::Error) => "failed".to_owned(),
-                (None, _) => "never fits".to_owned(),
-            };
-            format!("{} {answer}", detail.record.strategy)
-        });
-        RankRow {
-            live_peak_bytes,
-            figure_bytes: needed.or(live_peak_bytes),
-            severity: details.iter().any(|detail| detail.record.status != ThresholdStatus::Found).into(),
-            verdict: answers.collect::<Vec<_>>().join(", "),
-            ..RankRow::default()
-        }
-    })?;
+    let code = ranks::tell(
+        "memory needed",
+        &answers,
+        (args.format, &JsonExport::default()),
+        |details: &Vec<ThresholdDetail>| {
+            let live_peak_bytes = details.iter().filter_map(|detail| detail.record.live_peak_bytes).max();
+            let needed = details.iter().filter_map(|detail| detail.record.needed_bytes).max();
+            let answers = details.iter().map(|detail| {
+                let answer = match (detail.record.needed_bytes, detail.record.status) {
+                    (Some(bytes), _) => Bytes(bytes).to_string(),
+                    (None, ThresholdStatus::Skipped) => "skipped".to_owned(),
+                    (None, ThresholdStatus::Error) => "failed".to_owned(),
+                    (None, _) => "never fits".to_owned(),
+                };
+                format!("{} {answer}", detail.record.strategy)
+            });
+            RankRow {
+                live_peak_bytes,
+                figure_bytes: needed.or(live_peak_bytes),
+                severity: details.iter().any(|detail| detail.record.status != ThresholdStatus::Found).into(),
+                verdict: answers.collect::<Vec<_>>().join(", "),
+                ..RankRow::default()
+            }
+        },
+    )?;
     let codes = answers.iter().filter_map(|(_, answer)| answer.as_ref().ok()).map(|details| exit_code(details));
     Ok(codes.fold(code, |worst, code| if worst == exit::OK { code } else { worst }))
 }

@@ -41,7 +41,8 @@ use crate::{
 A snapshot does not contain the memory limit of the program. Where memory was refused or collected, the limit is inferred
 and shown: the range of limits that reproduce the recording, and the only round fraction in it. To give it, pass it with
 --limit, as a size or as the fraction of the device (--card names another one than the H200), or put a table snapshots.csv beside the file with the columns snapshot (the file
-name without .pickle) and memory_fraction. The same table may have PyTorch's counters, which are then compared:
+name without .pickle) and memory_fraction. A recording of the Python package has the limit in a file beside it
+(rank0.json). The same table may have PyTorch's counters, which are then compared:
 peak_allocated, peak_reserved, final_segments, final_inactive_split, alloc_retries, ooms. Calls of empty_cache and driver
 OOMs are not recorded; they are inferred and counted.
 
@@ -273,9 +274,8 @@ fn verify_file(
     let in_words = |error: String| error.trim_start_matches(&format!("{}: ", path.display())).to_owned();
     let snapshot = Snapshot::open(path, progress).map_err(|error| in_words(error.to_string()))?;
     let given = args.given.facts().map_err(|error| error.to_string())?;
-    let snapshot = snapshot.with_given(&given).map_err(|error| error.to_string())?;
     let companion = Companion::beside(path).map_err(|error| error.to_string())?.unwrap_or_default();
-    let limit = args.limit(&companion);
+    let snapshot = snapshot.with_given(&companion.complete(&given)).map_err(|error| error.to_string())?;
     let devices = match args.device_index {
         Some(device) => vec![device],
         None if snapshot.devices().is_empty() => vec![0],
@@ -289,6 +289,7 @@ fn verify_file(
         // An empty snapshot has no device, but still gets a row.
         let device = Some(device).filter(|_| args.device_index.is_some() || !part.devices().is_empty());
         let recording = part.into_recording("", device, progress).map_err(|error| error.to_string())?;
+        let limit = args.limit(&companion, device);
         let conditions = RecordedConditions { props, limit, counters: &companion.counters };
         let verification = verify_recording(&recording, &conditions, progress);
         let limit = conditions.limit_bytes(verification.release.assumed());
@@ -298,10 +299,10 @@ fn verify_file(
 }
 
 impl Args {
-    /// The memory limit of the program: from the arguments, otherwise from the table beside the
+    /// The memory limit of the program: from the arguments, otherwise from the files beside the
     /// snapshot.
-    pub(super) fn limit(&self, companion: &Companion) -> Option<MemoryLimit> {
-        self.device.limit.or(companion.memory_fraction.map(MemoryLimit::Fraction))
+    pub(super) fn limit(&self, companion: &Companion, device: Option<u32>) -> Option<MemoryLimit> {
+        self.device.limit.or(companion.limit(device))
     }
 }
 

@@ -158,7 +158,7 @@ fn named(
         suite: "verify".to_owned(),
         workload,
         device: devices.real.to_string(),
-        limit: args.limit(&companion).and_then(|limit| limit.resolve(props.total_bytes)),
+        limit: args.limit(&companion, args.device_index).and_then(|limit| limit.resolve(props.total_bytes)),
         seed: 1,
         repeat: 1,
         ..CaseLabel::default()

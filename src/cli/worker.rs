@@ -7,16 +7,25 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
+        mpsc,
     },
     thread,
     time::Duration,
 };
 
+use anyhow::anyhow;
+
 use super::{
     exit::{self, CommandError, CommandResult, on_signals},
     output,
 };
-use crate::suite::worker::{STOP, carry_out, read_case};
+use crate::{
+    base::Nanos,
+    suite::{
+        CaseScope,
+        worker::{PASS, READY, STOP, carry_out, carry_out_turns, read_case},
+    },
+};
 
 /// How long an orderly exit may take. A driver or a plugin that hangs also hangs at the exit.
 const EXIT_TIME: Duration = Duration::from_secs(2);
@@ -30,19 +39,30 @@ pub fn run() -> CommandResult {
     // Before the listener starts: it ends the process as soon as standard input ends.
     let case = read_case(&line).map_err(CommandError::usage)?;
     let stop = Arc::new(AtomicBool::new(false));
-    let seen = Arc::clone(&stop);
-    thread::spawn(move || listen(&seen));
+    let (seen, (asked, requests)) = (Arc::clone(&stop), mpsc::channel());
+    thread::spawn(move || listen(&seen, &asked));
+    if case.scope == CaseScope::Turns {
+        let mut turn = |last: Option<Nanos>| {
+            let answer = last.map_or_else(|| READY.to_owned(), |time| time.0.to_string());
+            output::say_data(&answer).is_ok() && requests.recv().is_ok()
+        };
+        carry_out_turns(case, &stop, &mut turn).map_err(|reason| anyhow!(reason))?;
+        return Ok(exit::OK);
+    }
     output::say_data(&carry_out(case, &stop)?)?;
     Ok(exit::OK)
 }
 
-/// Waits for the order to stop. Exits when standard input ends: without a parent, the GPU must not
+/// Waits for the order to stop, and passes requests for passes on. Exits when standard input ends: without a parent, the GPU must not
 /// stay occupied.
-fn listen(stop: &AtomicBool) {
+fn listen(stop: &AtomicBool, asked: &mpsc::Sender<()>) {
     let mut line = String::new();
     while let Ok(1..) = io::stdin().lock().read_line(&mut line) {
-        if line.trim() == STOP {
-            stop.store(true, Ordering::Relaxed);
+        match line.trim() {
+            STOP => stop.store(true, Ordering::Relaxed),
+            // Cases that do not take turns have no receiver; the message is then dropped.
+            PASS => drop(asked.send(())),
+            _ => {}
         }
         line.clear();
     }
@@ -78,6 +98,9 @@ pub mod plugin_host {
         /// What follows `plugin:`.
         #[arg(value_name = "FILE[,PARAMETERS]")]
         parameters: String,
+        /// The simulated device that answers its CUDA calls.
+        #[arg(value_name = "KEY=VALUE;...", default_value = "")]
+        device: String,
     }
 
     /// From now on, plugins under stress run in processes of this program.
@@ -89,7 +112,7 @@ pub mod plugin_host {
 
     pub fn run(args: &Args) -> CommandResult {
         let connection = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-        let hosted = plugin::host(&args.parameters, connection);
+        let hosted = plugin::host(&args.parameters, &args.device, connection);
         abort_if_exit_hangs();
         hosted?;
         Ok(exit::OK)

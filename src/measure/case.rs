@@ -48,6 +48,7 @@ pub fn measure(
     detail.driver = calls_by_kind(&ledger);
     record.note_ledger(&ledger);
     observer.write_down(&mut record, &mut detail, strategy, device);
+    record.forget_what_is_unknown(strategy.stats().off_books);
     let context_lost = replayed.as_ref().is_err_and(ReplayError::loses_context);
     conclude(&mut record, &mut detail, replayed);
     // A lost context has taken everything with it: what closing says would only bury the first error.

@@ -18,7 +18,7 @@ use crate::{
     plan::MemoryNeeds,
     pytorch::Release,
     replay::OomCause,
-    strategy::{Refusal, Strategy, StrategySpec},
+    strategy::{OffBooks, Refusal, Strategy, StrategySpec},
     trace::Category,
 };
 
@@ -442,6 +442,26 @@ impl CaseRecord {
         self.segments = Some(stats.segments);
         self.peak_segments = Some(stats.peak_segments);
         self.retries = Some(stats.retries);
+    }
+
+    /// Removes what is not known of a plugin that makes addresses up: it takes its memory from no device.
+    pub(super) fn forget_what_is_unknown(&mut self, off_books: OffBooks) {
+        if off_books != OffBooks::Unknown {
+            return;
+        }
+        (self.final_reserved_bytes, self.peak_reserved_bytes, self.peak_reserved_event) = (None, None, None);
+        (self.segments, self.peak_segments) = (None, None);
+        (self.fragmentation_share, self.external_fragmentation_share) = (None, None);
+        (self.idle_at_allocated_peak_share, self.idle_at_reserved_peak_share) = (None, None);
+        (self.driver_calls, self.driver_failures, self.driver_ns) = (None, None, None);
+        for (calls, ns) in [
+            (&mut self.driver_alloc_calls, &mut self.driver_alloc_ns),
+            (&mut self.driver_free_calls, &mut self.driver_free_ns),
+            (&mut self.driver_mapping_calls, &mut self.driver_mapping_ns),
+            (&mut self.driver_pool_calls, &mut self.driver_pool_ns),
+        ] {
+            (*calls, *ns) = (None, None);
+        }
     }
 
     pub(super) fn note_ledger(&mut self, ledger: &CallLedger) {

@@ -76,7 +76,8 @@ mod tests {
     };
 
     fn steps_of(set: &[(&str, &str)]) -> StepTimes {
-        let recipe = set.iter().fold(Recipe::named("gpt-124m").unwrap(), |recipe, (key, text)| recipe.with(key, text));
+        let recipe =
+            set.iter().fold(Recipe::named("reference-gpt-163m").unwrap(), |recipe, (key, text)| recipe.with(key, text));
         let workload = recipe.workload().unwrap();
         let mut device = "sim".parse::<DeviceSpec>().unwrap().open().unwrap();
         let setup = Setup { props: device.props(), limit: None };

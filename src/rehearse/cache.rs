@@ -8,12 +8,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use oomph_shadow::{LIBRARY, functions::family_of};
-
-use super::{
+use oomph_shadow::{
+    LIBRARY,
     forwarder::{CORE_SONAME, ForwarderError, ForwarderPlan},
-    needs::{CudaNeeds, NeedsError},
+    functions::family_of,
 };
+
+use super::needs::{CudaNeeds, NeedsError};
 use crate::base::{fnv1a, write_file};
 
 /// Injected by `PYTHONPATH`.

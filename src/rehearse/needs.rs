@@ -10,10 +10,14 @@ use std::{
 use object::{
     LittleEndian, ReadCache, ReadRef, SymbolIndex,
     elf::{self, FileHeader64},
-    read::elf::{Dyn as _, FileHeader as _, SectionTable, Sym as _, VersionIndex},
+    read::elf::{FileHeader as _, Sym as _, VersionIndex},
 };
 
-use oomph_shadow::functions::{LibraryFamily, family_of};
+use oomph_shadow::{
+    forwarder::NeededFunctions,
+    functions::{LibraryFamily, family_of},
+    needed_libraries,
+};
 
 /// Libraries that programs open by name, so that no file lists them.
 const OPENED_BY_NAME: [&str; 2] = ["libcuda.so.1", "libnvidia-ml.so.1"];
@@ -53,9 +57,6 @@ pub struct CudaNeeds {
     /// By file name, as the libraries name each other.
     pub libraries: BTreeMap<String, NeededFunctions>,
 }
-
-/// Names of functions, each with its version where it has one.
-pub type NeededFunctions = BTreeMap<String, Option<String>>;
 
 impl CudaNeeds {
     /// The needs of the PyTorch in a folder and of the extensions beside it.
@@ -100,7 +101,7 @@ impl CudaNeeds {
         let endian = header.endian()?;
         let sections = header.sections(endian, data)?;
         let sonames: BTreeSet<String> =
-            needed(endian, data, &sections)?.into_iter().filter(|name| family_of(name).is_some()).collect();
+            needed_libraries(data)?.into_iter().filter(|name| family_of(name).is_some()).collect();
         if sonames.is_empty() {
             return Ok(());
         }
@@ -182,22 +183,6 @@ fn common_letters(name: &str, family: &LibraryFamily) -> usize {
     all.max().unwrap_or(0)
 }
 
-/// The file names that a library needs.
-fn needed<'data, R: ReadRef<'data>>(
-    endian: LittleEndian,
-    data: R,
-    sections: &SectionTable<'data, FileHeader64<LittleEndian>, R>,
-) -> object::Result<Vec<String>> {
-    let Some((entries, link)) = sections.dynamic(endian, data)? else { return Ok(Vec::new()) };
-    let strings = sections.strings(endian, data, link)?;
-    let entries = entries.iter().filter(|entry| entry.tag32(endian) == Some(elf::DT_NEEDED));
-    let text = |entry: &elf::Dyn64<LittleEndian>| {
-        let offset = u32::try_from(entry.d_val(endian)).unwrap_or(u32::MAX);
-        strings.get(offset).map(|name| String::from_utf8_lossy(name).into_owned()).unwrap_or_default()
-    };
-    Ok(entries.map(text).collect())
-}
-
 /// The shared libraries directly in a folder, in the order of their names. Links to the same file are read twice, which
 /// changes nothing.
 fn shared_libraries(folder: &Path) -> io::Result<Vec<PathBuf>> {
@@ -216,7 +201,7 @@ fn shared_libraries(folder: &Path) -> io::Result<Vec<PathBuf>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rehearse::forwarder::ForwarderPlan;
+    use oomph_shadow::forwarder::ForwarderPlan;
 
     /// A library that defines one function and needs `liboomph_shadow.so` alone is no user of CUDA.
     #[test]

@@ -93,6 +93,8 @@ pub struct ProgramCommand {
     pub oomph: PathBuf,
     /// One process for each of these ranks.
     pub world: Option<World>,
+    /// Whether its standard output is ours; otherwise, where ours is for data, it goes to standard error.
+    pub keeps_stdout: bool,
 }
 
 /// How a program ended.
@@ -205,6 +207,9 @@ impl ProgramCommand {
         let command = || {
             let mut command = Command::new(program);
             command.args(arguments).stdin(Stdio::inherit());
+            if !self.keeps_stdout {
+                command.stdout(std::io::stderr());
+            }
             self.set_variables(&mut command, places);
             command
         };

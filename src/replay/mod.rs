@@ -130,8 +130,9 @@ impl<'a> Replay<'a> {
 
     /// Builds the strategy for a fresh device that the caller opened.
     pub fn open_on(&self, device: Box<dyn Device>) -> Result<OpenedAllocator, ReplayError> {
-        // A plugin takes memory past our device, so that a cap on the device would not bind it.
-        let limit = plugin::cap(&self.strategy, self.limit.or_else(|| default_limit(&*device)));
+        // On a real device a plugin takes memory past ours, so that a cap would not bind it.
+        let clock = device.props().clock;
+        let limit = plugin::cap(&self.strategy, self.limit.or_else(|| default_limit(&*device)), clock);
         let device = capped(device, limit);
         let told = self.limit.filter(|_| self.enforcer == LimitEnforcer::Allocator);
         let mut strategy = plugin::build(&self.strategy, &Setup { props: device.props(), limit: told })?;

@@ -4,11 +4,11 @@
 use super::{
     Environment, Medium, Render,
     render::{RenderRow, TextTable, maybe_bytes},
-    scenario::{groups, is_contender, titles},
+    scenario::{bounds, groups, is_contender, titles},
 };
 use crate::{
     base::{Bytes, Nanos, escaped, escaped_markdown},
-    measure::{CaseRecord, Status, TimingRecord},
+    measure::{CaseRecord, Status, ThreadSharing, TimingRecord},
     replay::OomCause,
 };
 
@@ -134,15 +134,19 @@ fn over_bound(reserved: u64, bound: u64) -> String {
     format!("{:+.1} %", (reserved as f64 / bound as f64 - 1.0) * 100.0)
 }
 
-const TIMING_HEADINGS: [&str; 7] = [
+const TIMING_HEADINGS: [&str; 8] = [
     "workload",
     "strategy",
     "threads",
     "per event",
     "events/s",
+    "spread",
     "alloc ns\np50 / p99 / p99.9",
     "free ns\np50 / p99 / p99.9",
 ];
+
+/// Rounds that spread by more than this share ran beside other work.
+const NOISY: f64 = 0.1;
 
 /// Wall-clock times, grouped by workload in order of first appearance.
 pub fn timings(records: &[TimingRecord], medium: Medium) -> String {
@@ -159,16 +163,46 @@ pub fn timings(records: &[TimingRecord], medium: Medium) -> String {
         "Wall-clock times. Per event: the median pass, without sampling. Percentiles: a second pass that times one \
          operation in {sampled_one_in}; each value includes about {timer} ns for reading the clock."
     );
+    if let Some(rounds) = records.iter().filter_map(|record| record.rounds).max().filter(|rounds| *rounds > 1) {
+        legend.push_str(&format!(
+            "\nSpread: standard deviation of {rounds} rounds, each the fastest pass of a new process."
+        ));
+    }
+    let noisy = records.iter().filter(|record| record.round_spread_share > Some(NOISY)).count();
+    if noisy > 0 {
+        legend.push_str(&format!(
+            "\nThe machine was busy: {noisy} of {} rows spread by more than {:.0} %.",
+            records.len(),
+            NOISY * 100.0
+        ));
+    }
     if records.iter().any(|record| record.threads.is_some()) {
         legend.push_str(
             "\nThreads share the strategy under one lock, each with its own copy of the workload. Per event: the time \
              of one thread, including waiting. events/s: all threads together.",
         );
     }
+    for (sharing, meaning) in [
+        (ThreadSharing::Relayed, "every block is freed by the next thread, at its next request."),
+        (ThreadSharing::Own, "every thread has a strategy of its own, and there is no lock."),
+    ] {
+        if records.iter().any(|record| record.sharing == Some(sharing)) {
+            legend.push_str(&format!(" {sharing}: {meaning}"));
+        }
+    }
     table.finish(&legend, [])
 }
 
-fn timing_row(heading: &str, record: &TimingRecord) -> [String; 7] {
+/// A number of threads, and how they share the strategy where that is not the usual way.
+fn threads_text(threads: Option<u16>, sharing: Option<ThreadSharing>) -> String {
+    match (threads, sharing.filter(|sharing| !sharing.is_default())) {
+        (Some(threads), Some(sharing)) => format!("{threads} {sharing}"),
+        (Some(threads), None) => threads.to_string(),
+        (None, _) => String::new(),
+    }
+}
+
+fn timing_row(heading: &str, record: &TimingRecord) -> [String; 8] {
     let between_events = record.pass_median_ns as f64 / record.events.max(1) as f64;
     let per_event = between_events * f64::from(record.threads.unwrap_or(1));
     let percentiles = |times: [Option<u64>; 3]| {
@@ -177,9 +211,10 @@ fn timing_row(heading: &str, record: &TimingRecord) -> [String; 7] {
     [
         heading.to_owned(),
         record.strategy.clone(),
-        record.threads.map_or_else(String::new, |threads| threads.to_string()),
+        threads_text(record.threads, record.sharing),
         format!("{per_event:.1} ns"),
         format!("{:.1} M", 1e3 / between_events),
+        record.round_spread_share.map_or_else(String::new, |share| format!("{:.1} %", share * 100.0)),
         percentiles([record.alloc_p50_ns, record.alloc_p99_ns, record.alloc_p999_ns]),
         percentiles([record.free_p50_ns, record.free_p99_ns, record.free_p999_ns]),
     ]
@@ -207,6 +242,10 @@ pub(super) fn summary(environment: &Environment, records: &[CaseRecord]) -> Stri
     );
     if let Some(table) = waterfall(records, Medium::Markdown) {
         page.push_str(&format!("\n## From requested to reserved\n\n{table}"));
+    }
+    let bounds = bounds(records);
+    if !bounds.is_empty() {
+        page.push_str(&format!("\n## Over the bound\n\n{}", bounds.text(Medium::Markdown)));
     }
     for (number, explanation) in explanations(records).enumerate() {
         page.push_str(if number == 0 { "\n## Cases that did not complete\n\n" } else { "" });

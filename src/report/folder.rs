@@ -1,15 +1,18 @@
-//! The folders that runs write: cases ([`RunFolder`]), claims and techniques ([`RecordFolder`]).
+//! The folders that runs write: cases ([`RunFolder`]), claims and techniques ([`RecordFolder`]). What is too large for a row
+//! of a case is in the files `cases/*.json.gz`.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
     fs,
+    io::{self, BufRead, Read, Write},
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
+use flate2::{Compression, bufread::GzDecoder, write::GzEncoder};
+
 use super::{
     Environment, EnvironmentDifference, PlannedCase, ReportError, ThresholdFiles, cases, checksum,
-    details::{compressed, detail_path, is_damaged},
     lock::RunLock,
     plan,
     render::Places,
@@ -18,11 +21,11 @@ use super::{
 };
 use crate::{
     base::remove_left_files,
-    measure::{CaseDetail, CaseRecord, SCHEMA, TimingRecord},
+    measure::{CaseDetail, CaseRecord, SCHEMA, TimingRecord, file_stem},
 };
 
 /// A run's folder: `env.json`, `plan.csv`, `runs.csv`, `timings.csv`, `cases/`, and after
-/// [`finish`](RunFolder::finish) `comparison.csv` and `summary.md`.
+/// [`finish`](RunFolder::finish) `comparison.csv`, `bounds.csv` and `summary.md`.
 ///
 /// Cases may be added from several threads, in any order. Every row is on disk before the next case
 /// begins on that thread, and `finish` sorts them in the suite's order. Only one process at a time can have the folder.
@@ -197,7 +200,7 @@ impl RunFolder {
     }
 
     /// Sorts the rows by `case_ids` (rows of other cases follow, by id), writes `comparison.csv`
-    /// with ratios to the strategy `base`, and `summary.md`. Returns the sorted rows.
+    /// with ratios to the strategy `base`, `bounds.csv` and `summary.md`. Returns the sorted rows.
     pub fn finish(&self, case_ids: &[String], base: &str) -> Result<Vec<CaseRecord>, ReportError> {
         let mut content = self.content();
         let records = in_order(&content.runs.rows, case_ids, |record| (&record.case_id, 0));
@@ -207,6 +210,7 @@ impl RunFolder {
             content.timings = Some(RowFile::write(&self.path.join("timings.csv"), timings)?);
         }
         rows::save(&self.path.join("comparison.csv"), &scenario::comparison_csv(&records, base)?)?;
+        rows::save(&self.path.join("bounds.csv"), rows::to_csv(&scenario::bounds(&records))?)?;
         rows::save(&self.path.join("summary.md"), cases::summary(&self.environment, &records))?;
         Ok(records)
     }
@@ -362,11 +366,62 @@ fn in_order<T: Clone>(rows: &[T], case_ids: &[String], key: impl Fn(&T) -> (&Str
     last.into_values().cloned().collect()
 }
 
+/// Whether a case has a detail file; published folders have none.
+pub(super) fn has_detail(folder: &Path, case_id: &str) -> bool {
+    detail_path(folder, case_id).is_file()
+}
+
+/// Whether the detail file of a case is missing or unreadable. Published folders have no such files
+/// and are not damaged.
+fn is_damaged(folder: &Path, case_id: &str) -> bool {
+    folder.join("cases").is_dir() && read_detail(folder, case_id).is_err()
+}
+
+/// The path of the detail file of a case.
+pub(super) fn detail_path(folder: &Path, case_id: &str) -> PathBuf {
+    folder.join("cases").join(format!("{}.json.gz", file_stem(case_id)))
+}
+
+/// A detail file unpacks to at most this many bytes, and this many times its own size: few bytes cannot take all memory.
+const LEAST_DETAIL_LIMIT: u64 = 64 << 20;
+const MOST_COMPRESSION: u64 = 64;
+
+/// The detail of a case. The file is read to its end, where gzip has its checksum.
+pub fn read_detail(folder: &Path, case_id: &str) -> Result<CaseDetail, ReportError> {
+    let path = detail_path(folder, case_id);
+    let file = fs::File::open(&path).map_err(ReportError::io(&path))?;
+    let packed_bytes = file.metadata().map_err(ReportError::io(&path))?.len();
+    let most_bytes = LEAST_DETAIL_LIMIT.max(packed_bytes.saturating_mul(MOST_COMPRESSION));
+    let mut decoder = GzDecoder::new(io::BufReader::new(file));
+    let mut text = Vec::new();
+    decoder.by_ref().take(most_bytes + 1).read_to_end(&mut text).map_err(ReportError::io(&path))?;
+    if text.len() as u64 > most_bytes {
+        return Err(ReportError::DetailTooLarge { path, most_bytes });
+    }
+    if !decoder.get_mut().fill_buf().map_err(ReportError::io(&path))?.is_empty() {
+        return Err(ReportError::ChangedFile { path });
+    }
+    let detail: CaseDetail = serde_json::from_slice(&text).map_err(ReportError::json(&path))?;
+    match detail.case_id == case_id {
+        true => Ok(detail),
+        false => Err(ReportError::OtherDetail { path, case_id: detail.case_id.into() }),
+    }
+}
+
+/// The file of a case. The gzip header has no time stamp, so that the same case gives the same bytes.
+fn compressed(detail: &CaseDetail, path: &Path) -> Result<Vec<u8>, ReportError> {
+    // In one write: the encoder clears the rest of its buffer at every write, and serde_json writes
+    // word by word.
+    let mut json = serde_json::to_vec(detail).map_err(ReportError::json(path))?;
+    json.push(b'\n');
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+    encoder.write_all(&json).and_then(|()| encoder.finish()).map_err(ReportError::io(path))
+}
+
 #[cfg(test)]
 mod tests {
-    use std::{cell::Cell, io::Write};
+    use std::cell::Cell;
 
-    use flate2::{Compression, write::GzEncoder};
     use serde::{Deserialize, Serialize};
     use tempfile::TempDir;
 
@@ -383,7 +438,7 @@ mod tests {
             measure,
         },
         replay::ReplayOptions,
-        report::{StoredRun, copy_run, details::LEAST_DETAIL_LIMIT, read_detail},
+        report::{StoredRun, copy_run},
         trace::TraceBuilder,
     };
 
@@ -441,8 +496,8 @@ mod tests {
         assert_eq!(written, files(other.path()));
         let names: Vec<&str> =
             written.keys().filter_map(|path| path.to_str()).filter(|name| !name.contains('/')).collect();
-        assert_eq!(names, ["comparison.csv", "env.json", "plan.csv", "runs.csv", "summary.md"]);
-        assert_eq!(written.len(), 5 + 3, "and three cases: {written:?}");
+        assert_eq!(names, ["bounds.csv", "comparison.csv", "env.json", "plan.csv", "runs.csv", "summary.md"]);
+        assert_eq!(written.len(), 6 + 3, "and three cases: {written:?}");
     }
 
     #[test]

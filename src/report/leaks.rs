@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::{
     Medium, Render, ReportError,
     plot::plot,
-    render::{TextTable, maybe_bytes, signed_bytes},
+    render::{TextTable, counted, maybe_bytes, signed_bytes},
     rows,
 };
 use crate::{
@@ -152,6 +152,10 @@ fn text(finding: &Finding, top: usize, medium: Medium) -> String {
     if let (Some(step), Some(capacity)) = (finding.runs_out_at_step, finding.capacity_bytes) {
         line("will run out", format!("in step {step}, with {} available", Bytes(capacity)));
     }
+    let has_replay = finding.steps_from != StepsFrom::Snapshots;
+    if finding.verdict == Verdict::Leak && finding.capacity_bytes.is_none() && has_replay {
+        line("will run out", "not known when: the recording does not name the GPU; --card does".to_owned());
+    }
     for (place, grower) in finding.growers.iter().take(top).enumerate() {
         line(if place == 0 { "growing" } else { "" }, growth(grower));
     }
@@ -263,7 +267,12 @@ fn found_by(steps: &StepsFrom) -> String {
 }
 
 fn probability(p_value: f64) -> String {
-    if p_value == 0.0 || p_value >= 0.001 { format!("{p_value:.3}") } else { format!("{p_value:.1e}") }
+    match p_value {
+        // A line through every point leaves no doubt that a double can express.
+        0.0 => "0".to_owned(),
+        _ if p_value >= 0.001 => format!("{p_value:.3}"),
+        _ => format!("{p_value:.1e}"),
+    }
 }
 
 fn shortened(name: &str) -> String {
@@ -295,7 +304,8 @@ fn steps(steps: &[StepUse], medium: Medium) -> String {
         ]);
     }
     let hidden = table.fit(&DISPENSABLE);
-    let earlier = (left_out > 0).then(|| format!("{left_out} earlier steps are in --format csv."));
+    let earlier = (left_out > 0)
+        .then(|| format!("{} in --format csv.", counted(left_out, "earlier step is", "earlier steps are")));
     table.finish(&hidden.into_iter().chain(earlier).collect::<Vec<_>>().join("\n"), [])
 }
 
@@ -329,7 +339,7 @@ mod tests {
         let text = report(10 * MIB).text(Medium::PIPE);
         for words in [
             "builder: leak: live memory grows",
-            "10.0 MiB of kept memory per step (95 % interval 10.0 MiB to 10.0 MiB, p = 0.000)",
+            "10.0 MiB of kept memory per step (95 % interval 10.0 MiB to 10.0 MiB, p = 0)",
             "will run out in step 91, with 1000 MiB available",
             "unknown: try gc.collect()",
             "8 earlier steps",

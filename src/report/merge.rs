@@ -12,11 +12,9 @@ use std::{
 use super::{
     Environment, EnvironmentDifference, OPTIONS_OF_ONE_PROCESS, Partition, PlannedCase, RecordFolder, ReportError,
     RunFolder, StoredRun, ThresholdFiles,
-    details::{detail_path, read_detail},
-    folder::{self, FolderRecord},
+    folder::{self, FolderRecord, detail_path, read_detail},
     html::{self, PageRun},
-    lock::RunLock,
-    new_folder::NewFolder,
+    lock::{NewFolder, RunLock},
     plan,
     stored_run::named,
     without_options,

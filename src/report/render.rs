@@ -250,15 +250,20 @@ pub(super) fn signed_bytes(bytes: f64) -> String {
 /// An amount in whole MiB: rounding to three digits would hide what a search found.
 pub(super) fn in_mebibytes(bytes: Option<u64>) -> String {
     let Some(bytes) = bytes else { return String::new() };
-    let digits = bytes.div_ceil(1 << 20).to_string();
-    let mut grouped = String::new();
+    format!("{} MiB", grouped(bytes.div_ceil(1 << 20)))
+}
+
+/// A number with a comma before every third digit from its end.
+pub(super) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
     for (place, digit) in digits.chars().enumerate() {
         if place > 0 && (digits.len() - place).is_multiple_of(3) {
-            grouped.push(',');
+            text.push(',');
         }
-        grouped.push(digit);
+        text.push(digit);
     }
-    format!("{grouped} MiB")
+    text
 }
 
 /// `1 case`, `2 cases`.

@@ -1,14 +1,19 @@
 //! Cases that may be compared: same workload, device and limit, different strategies. Writes
-//! `comparison.csv`.
+//! `comparison.csv`, and `bounds.csv`: what strategies reserve over all workloads.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use serde::Serialize;
 
-use super::{ReportError, rows};
+use super::{
+    Medium, ReportError,
+    render::{RenderRow, TextTable, distinct},
+    rows,
+};
 use crate::{
-    base::Bytes,
+    base::{Bytes, Nanos},
     measure::{CaseRecord, SCHEMA, Status, digits},
+    models::Recipe,
     pytorch::Release,
 };
 
@@ -194,10 +199,204 @@ pub(crate) fn comparison_csv(records: &[CaseRecord], base: &str) -> Result<Strin
     rows::to_csv(&compared)
 }
 
+/// One row of `bounds.csv`: what a strategy reserves as a multiple of the bound (`live_peak_rounded_bytes`), over all
+/// workloads or over those of one family.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct BoundRow {
+    schema: u32,
+    /// The strategy.
+    pub strategy: String,
+    /// The generator of the workloads, `recorded` for trace files; `None` stands for all.
+    pub family: Option<String>,
+    cases: u64,
+    pub(super) completed_cases: u64,
+    /// Over completed cases, as the other ratios: a case that ended early reserved less than its trace needs.
+    #[serde(serialize_with = "digits::optional")]
+    pub median_over_bound_ratio: Option<f64>,
+    #[serde(serialize_with = "digits::optional")]
+    pub(super) p90_over_bound_ratio: Option<f64>,
+    #[serde(serialize_with = "digits::optional")]
+    pub(super) worst_over_bound_ratio: Option<f64>,
+    worst_workload: Option<String>,
+    driver_ns: Option<u64>,
+}
+
+/// The family of trace files.
+const RECORDED: &str = "recorded";
+
+/// A case in the table: its workload, and what it reserved as a multiple of the bound if it completed.
+struct BoundCase<'a> {
+    record: &'a CaseRecord,
+    ratio: Option<f64>,
+}
+
+impl<'a> BoundCase<'a> {
+    /// `None` for a case that did not run, or that takes no memory from the device.
+    fn of(record: &'a CaseRecord) -> Option<BoundCase<'a>> {
+        let takes_memory = record.status != Status::Completed || is_contender(record);
+        let bound = record.live_peak_rounded_bytes.filter(|bound| *bound > 0 && takes_memory)?;
+        let completed = (record.status == Status::Completed).then_some(record.peak_reserved_bytes).flatten();
+        Some(BoundCase { record, ratio: completed.map(|reserved| reserved as f64 / bound as f64) })
+    }
+}
+
+impl BoundRow {
+    fn new(strategy: &str, family: Option<&str>, cases: &[&BoundCase<'_>]) -> BoundRow {
+        let mut completed: Vec<(f64, &CaseRecord)> =
+            cases.iter().filter_map(|case| Some((case.ratio?, case.record))).collect();
+        completed.sort_by(|one, other| one.0.total_cmp(&other.0));
+        // The nearest rank: a value that a case has.
+        let at = |share: f64| {
+            let rank = (share * completed.len() as f64).ceil() as usize;
+            completed.get(rank.saturating_sub(1)).map(|(ratio, _)| *ratio)
+        };
+        BoundRow {
+            schema: SCHEMA,
+            strategy: strategy.to_owned(),
+            family: family.map(str::to_owned),
+            cases: cases.len() as u64,
+            completed_cases: completed.len() as u64,
+            median_over_bound_ratio: at(0.5),
+            p90_over_bound_ratio: at(0.9),
+            worst_over_bound_ratio: at(1.0),
+            worst_workload: completed.last().map(|(_, record)| record.workload.clone()),
+            driver_ns: cases.iter().map(|case| case.record.driver_ns).sum(),
+        }
+    }
+}
+
+/// What strategies reserve as a multiple of the bound: over all workloads, the least median first, then by family.
+/// Simulated and real devices are not mixed: rows of the clock of the first case only.
+#[must_use]
+pub fn bounds(records: &[CaseRecord]) -> Vec<BoundRow> {
+    let clock = records.iter().find_map(|record| record.clock);
+    let cases: Vec<BoundCase<'_>> = records
+        .iter()
+        .filter(|record| record.clock.is_some() && record.clock == clock)
+        .filter_map(BoundCase::of)
+        .collect();
+    let mut families: HashMap<&str, String> = HashMap::new();
+    for case in &cases {
+        families.entry(&case.record.workload).or_insert_with(|| family(&case.record.workload));
+    }
+    let mut strategies: BTreeMap<&str, Vec<&BoundCase<'_>>> = BTreeMap::new();
+    for case in &cases {
+        strategies.entry(&case.record.strategy).or_default().push(case);
+    }
+    let mut rows: Vec<BoundRow> = strategies.iter().map(|(name, cases)| BoundRow::new(name, None, cases)).collect();
+    let key = |row: &BoundRow| row.median_over_bound_ratio.unwrap_or(f64::INFINITY);
+    rows.sort_by(|one, other| key(one).total_cmp(&key(other)));
+    for place in 0..rows.len() {
+        let strategy = rows[place].strategy.clone();
+        let mut by_family: BTreeMap<&str, Vec<&BoundCase<'_>>> = BTreeMap::new();
+        for case in &strategies[strategy.as_str()] {
+            by_family.entry(&families[case.record.workload.as_str()]).or_default().push(case);
+        }
+        rows.extend(by_family.iter().map(|(family, cases)| BoundRow::new(&strategy, Some(family), cases)));
+    }
+    rows
+}
+
+/// The family of a workload by its name, which may have parameters: `random[rounds=5]`.
+fn family(workload: &str) -> String {
+    let name = workload.split('[').next().unwrap_or(workload);
+    Recipe::named(name).map_or_else(|_| RECORDED.to_owned(), |recipe| recipe.generator.name.to_owned())
+}
+
+const BOUND_LEGEND: &str = "Peak reserved memory as a multiple of the bound (the most bytes alive at one time, in blocks \
+                            of 512 B), over completed cases; driver time of all cases.";
+
+impl RenderRow for BoundRow {
+    /// The strategies, and below them their medians by family where there are several.
+    fn text(rows: &[BoundRow], medium: Medium) -> String {
+        let ratio = |ratio: Option<f64>| ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.3}"));
+        let headings =
+            ["strategy", "completed", "median", "90th\npercentile", "worst", "driver\ntime", "worst workload"];
+        let mut table = TextTable::new(&headings, medium).with_numbers(1..6);
+        for row in rows.iter().filter(|row| row.family.is_none()) {
+            table.row([
+                row.strategy.clone(),
+                format!("{} of {}", row.completed_cases, row.cases),
+                ratio(row.median_over_bound_ratio),
+                ratio(row.p90_over_bound_ratio),
+                ratio(row.worst_over_bound_ratio),
+                row.driver_ns.map_or_else(String::new, |time| Nanos(time).to_string()),
+                row.worst_workload.clone().unwrap_or_default(),
+            ]);
+        }
+        let hidden = table.fit(&[6, 5, 1]).map_or_else(String::new, |hidden| format!(" {hidden}"));
+        let mut text = table.finish(&format!("{BOUND_LEGEND}{hidden}"), []);
+        let families = distinct(rows.iter().filter_map(|row| row.family.as_deref()));
+        if families.len() > 1 {
+            let mut medians: HashMap<(&str, &str), Option<f64>> = HashMap::new();
+            for row in rows {
+                if let Some(family) = &row.family {
+                    medians.insert((&row.strategy, family), row.median_over_bound_ratio);
+                }
+            }
+            let headings: Vec<&str> = ["strategy"].into_iter().chain(families.iter().copied()).collect();
+            let mut table = TextTable::new(&headings, medium).with_numbers(1..);
+            for row in rows.iter().filter(|row| row.family.is_none()) {
+                let of_family = |family: &&str| ratio(medians.get(&(&*row.strategy, *family)).copied().flatten());
+                table.row([row.strategy.clone()].into_iter().chain(families.iter().map(of_family)));
+            }
+            let last_first: Vec<usize> = (1..headings.len()).rev().collect();
+            let hidden = table.fit(&last_first).map_or_else(String::new, |hidden| format!(" {hidden}"));
+            text.push_str(&format!("\n{}", table.finish(&format!("Medians by family of workloads.{hidden}"), [])));
+        }
+        text
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{device::DeviceClock, measure::CaseLabel};
+
+    fn bounded(workload: &str, strategy: &str, status: Status, reserved: u64) -> CaseRecord {
+        let record = CaseRecord { status, peak_reserved_bytes: Some(reserved), ..record(workload, strategy, 1) };
+        CaseRecord {
+            live_peak_rounded_bytes: Some(100),
+            driver_ns: Some(5),
+            clock: Some(DeviceClock::Virtual),
+            ..record
+        }
+    }
+
+    #[test]
+    fn strategies_are_ranked_over_the_bound() {
+        let completed = Status::Completed;
+        let mut records: Vec<CaseRecord> =
+            (0..10).map(|case| bounded(&format!("random[seed={case}]"), "tlsf", completed, 110 + case * 10)).collect();
+        records.push(bounded("a.pickle", "tlsf", completed, 400));
+        records.push(bounded("random", "direct", completed, 100));
+        records.push(bounded("a.pickle", "direct", Status::Oom, 20));
+        records.push(bounded("random", "null", completed, 0));
+        records.last_mut().unwrap().driver_alloc_calls = Some(0);
+        let rows = bounds(&records);
+        let shown: Vec<_> = rows
+            .iter()
+            .map(|row| {
+                let family = row.family.as_deref().unwrap_or("");
+                (&*row.strategy, family, row.cases, row.completed_cases, row.median_over_bound_ratio)
+            })
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                ("direct", "", 2, 1, Some(1.0)),
+                ("tlsf", "", 11, 11, Some(1.6)),
+                ("direct", "random", 1, 1, Some(1.0)),
+                ("direct", "recorded", 1, 0, None),
+                ("tlsf", "random", 10, 10, Some(1.5)),
+                ("tlsf", "recorded", 1, 1, Some(4.0)),
+            ]
+        );
+        assert_eq!((rows[1].p90_over_bound_ratio, rows[1].worst_over_bound_ratio), (Some(2.0), Some(4.0)));
+        assert_eq!((rows[1].worst_workload.as_deref(), rows[1].driver_ns), (Some("a.pickle"), Some(55)));
+        let text = BoundRow::text(&rows, Medium::PIPE);
+        assert!(text.contains("1 of 2") && text.contains("Medians by family"), "{text}");
+    }
 
     fn record(workload: &str, strategy: &str, reserved: u64) -> CaseRecord {
         let label = CaseLabel { workload: workload.to_owned(), strategy: strategy.to_owned(), ..CaseLabel::default() };

@@ -34,8 +34,9 @@ impl RenderRow for VerdictRow {
                 continue;
             }
             last = subject;
-            let numbers = [row.trials, row.events, row.served, row.ooms, row.driver_calls].map(|n| n.to_string());
-            table.row([&row.kind, &row.strategy, &row.verdict].into_iter().cloned().chain(numbers));
+            let numbers = [row.trials, row.events, row.served, row.ooms].map(|n| n.to_string());
+            let calls = row.driver_calls.map_or_else(|| "-".to_owned(), |calls| calls.to_string());
+            table.row([&row.kind, &row.strategy, &row.verdict].into_iter().cloned().chain(numbers).chain([calls]));
         }
         table.finish(&failures(rows), rows.iter().filter_map(verdict_note))
     }
@@ -398,7 +399,7 @@ mod tests {
             events: 9_000,
             served: 4_000,
             ooms: 12,
-            driver_calls: 5_000,
+            driver_calls: Some(5_000),
             ..VerdictRow::default()
         };
         let failed = VerdictRow {

@@ -22,14 +22,14 @@ use std::{
 
 use super::{StressTarget, TargetError};
 use crate::{
-    base::{Address, EventId, Nanos, StreamId, Work},
+    base::{Address, EventId, Nanos, SiteId, StreamId, ThreadId, Work},
     device::{
         CallLedger, Device, DeviceError,
         wrap::{FaultPlan, FaultyDevice},
     },
     replay::{PoolScopes, TraceEvents},
     strategy::{
-        Attempt, Block, Caller, Control, Refusal, Request, Strategy, StrategyError,
+        Attempt, Block, Caller, Control, OffBooks, Refusal, Request, Shortage, Stats, Strategy, StrategyError,
         conformance::{ConformanceFinding, ObservedStrategy},
     },
     trace::{BlockSlot, Event, MarkKind, NO_OPERAND, Op, Tables, Trace, TraceEventId},
@@ -37,13 +37,15 @@ use crate::{
 
 /// Comparing layout and statistics is slow, so it is done about this often per trace.
 const AUDITS: u64 = 512;
+/// A trace of at most this many events is played again after the close.
+const SHORT_EVENTS: usize = 400;
 /// The finding if the process of an allocator died.
 const DEATH: &str = "death";
 /// The finding if an allocator did not return.
 pub(super) const HANG: &str = "hang";
 /// How long a short run may take. It takes milliseconds on a simulated device and seconds on a real
 /// one; the machine may be busy.
-pub(super) const TIME_LIMIT: Duration = Duration::from_secs(60);
+pub(super) const TIME_LIMIT: Duration = Duration::from_secs(20);
 /// How much longer each event of a trace may take.
 const TIME_PER_EVENT: Duration = Duration::from_millis(20);
 
@@ -63,19 +65,39 @@ pub struct CheckedRun {
     pub ooms: u64,
     /// Driver calls, including failed ones.
     pub calls: CallLedger,
+    /// Whether the calls include those of the strategy: a plugin that makes addresses up shows none.
+    pub calls_are_known: bool,
     /// Driver errors that the strategy returned.
     pub driver_errors: u64,
 }
 
 impl CheckedRun {
     /// Plays a trace, which must be valid ([`check`](crate::trace::check)), on a fresh target.
+    ///
+    /// A strategy that does not return is a finding: on a simulated device it runs in a thread of its own, which is left
+    /// behind. A plugin has a process and a time-out of its own.
     pub fn of(target: &StressTarget, trace: &Trace, faults: FaultPlan) -> Result<CheckedRun, TargetError> {
+        if target.is_plugin() || !target.device.is_simulated() {
+            return CheckedRun::here(target, trace, faults);
+        }
+        let limit = time_limit(trace.events.len());
+        let (target, trace) = (target.clone(), trace.clone());
+        match run_within(limit, move || CheckedRun::here(&target, &trace, faults)) {
+            Ok(run) => run,
+            Err(aborted) => {
+                let finding = ConformanceFinding { check: HANG, detail: aborted.to_string() };
+                Ok(CheckedRun { findings: vec![finding], ..CheckedRun::default() })
+            }
+        }
+    }
+
+    fn here(target: &StressTarget, trace: &Trace, faults: FaultPlan) -> Result<CheckedRun, TargetError> {
         let (strategy, device) = target.open()?;
         let with_faults = faults != FaultPlan::none();
         let device: Box<dyn Device> = Box::new(FaultyDevice::with(faults, device));
         let watch = ObservedStrategy::new(strategy, device, trace.tables.streams().get(1..).unwrap_or_default());
         let audit_every = (trace.events.len() as u64).div_ceil(AUDITS).max(1);
-        Ok(CheckedPlayer::new(watch, with_faults).play(trace, audit_every))
+        Ok(CheckedPlayer::new(watch, with_faults, target.is_plugin()).play(trace, audit_every))
     }
 
     /// The promise that was broken first, in one word. A trace must not shrink to one that breaks
@@ -90,8 +112,12 @@ pub(super) struct CheckedPlayer {
     pub(super) watch: ObservedStrategy,
     /// Whether driver errors are injected; otherwise they are findings.
     pub(super) faults: bool,
+    /// Whether the strategy is a plugin, which promises less.
+    is_plugin: bool,
     /// The most that can be allocated in all.
     capacity: u64,
+    /// The largest request that was served.
+    largest_served: u64,
     /// Bytes of the device that another process holds.
     pub(super) held_by_others: Arc<AtomicU64>,
     blocks: Vec<Option<SlotContents>>,
@@ -108,12 +134,14 @@ enum SlotContents {
 }
 
 impl CheckedPlayer {
-    pub(super) fn new(watch: ObservedStrategy, faults: bool) -> CheckedPlayer {
+    pub(super) fn new(watch: ObservedStrategy, faults: bool, is_plugin: bool) -> CheckedPlayer {
         let capacity = watch.device.free_bytes();
         CheckedPlayer {
             watch,
             faults,
+            is_plugin,
             capacity,
+            largest_served: 0,
             held_by_others: Arc::default(),
             blocks: Vec::new(),
             events: TraceEvents::default(),
@@ -139,7 +167,13 @@ impl CheckedPlayer {
 
     /// Plays the trace and closes the strategy.
     fn play(mut self, trace: &Trace, audit_every: u64) -> CheckedRun {
-        let last = match catch_panic(|| self.carry_out(trace, audit_every)) {
+        let mut at_end = Stats::default();
+        let mut play = |player: &mut CheckedPlayer| {
+            player.carry_out(trace, audit_every);
+            at_end = player.watch.strategy.stats();
+            player.try_largest_free();
+        };
+        let last = match catch_panic(|| play(&mut self)) {
             Ok(()) => self.run.events.checked_sub(1),
             Err(payload) => {
                 self.watch.find("panic", panic_message(&*payload));
@@ -147,6 +181,7 @@ impl CheckedPlayer {
                 Some(self.run.events)
             }
         };
+        self.run.calls_are_known = self.watch.strategy.stats().off_books == OffBooks::Nothing;
         self.run.findings = self.watch.findings();
         self.run.at_event = last.filter(|_| !self.run.findings.is_empty());
         // Closed in any case, because a real device is needed again. After a finding nothing more
@@ -165,7 +200,49 @@ impl CheckedPlayer {
         }
         self.run.calls = self.watch.device.ledger();
         self.run.driver_errors = self.watch.errors.len() as u64;
+        if self.run.findings.is_empty() && !self.faults && !self.is_plugin && trace.events.len() <= SHORT_EVENTS {
+            let counted = self.run.clone();
+            if let Err(payload) = catch_panic(|| self.play_again(trace, audit_every, &at_end)) {
+                self.watch.find("panic", panic_message(&*payload));
+            }
+            self.run = CheckedRun { findings: self.watch.findings(), ..counted };
+        }
         self.run
+    }
+
+    /// Plays the trace again after the close: a strategy that was closed is as new.
+    fn play_again(&mut self, trace: &Trace, audit_every: u64, expected: &Stats) {
+        self.carry_out(trace, audit_every);
+        let stats = self.watch.strategy.stats();
+        if stats != *expected && !self.watch.has_findings() {
+            let differences = stats.differences(expected).join(", ");
+            self.watch
+                .find("not as new", format!("after a close the same program ends with other counters: {differences}"));
+        }
+        self.free_own();
+        self.watch.close();
+    }
+
+    /// Requests what the strategy says that it could serve without new memory.
+    fn try_largest_free(&mut self) {
+        if self.faults || self.watch.has_findings() {
+            return;
+        }
+        let request = |bytes| Request { bytes, stream: StreamId::DEFAULT, thread: ThreadId(0), site: SiteId(0) };
+        let Some(bytes) = self.watch.strategy.largest_free(StreamId::DEFAULT).filter(|&bytes| bytes > 0) else {
+            return;
+        };
+        match self.watch.alloc(&request(bytes)) {
+            Ok(Attempt::Served(block, _)) => {
+                let freed = self.watch.free(block, Caller::default(), &[]).map(|_| ());
+                self.expect(freed, "a free");
+            }
+            Ok(Attempt::OutOfMemory(_)) => {
+                let detail = format!("{bytes} bytes should be free for this stream, but cannot be allocated");
+                self.watch.find("largest free", detail);
+            }
+            Err(error) => self.expect(Err(error), "an alloc"),
+        }
     }
 
     fn event(&mut self, event: &Event, tables: &Tables) {
@@ -229,14 +306,12 @@ impl CheckedPlayer {
         let contents = match self.watch.alloc(request) {
             Ok(Attempt::Served(block, _)) => {
                 self.run.served += 1;
+                self.largest_served = self.largest_served.max(request.bytes);
                 Some(SlotContents::Device { block, stream: request.stream, used_on: Vec::new() })
             }
             Ok(Attempt::OutOfMemory(shortage)) => {
                 self.run.ooms += 1;
-                // A strategy that grows in steps larger than the memory may fail; one that requests
-                // less may not.
-                let modest = request.bytes <= self.capacity / 2 && shortage.asked <= self.capacity / 2;
-                if idle && modest && !self.faults && shortage.refused_by != Refusal::Size {
+                if idle && !self.faults && shortage.refused_by != Refusal::Size && self.must_serve(request, &shortage) {
                     let (bytes, capacity) = (request.bytes, self.capacity);
                     let detail = format!("{bytes} of {capacity} bytes cannot be allocated although nothing is in use");
                     self.watch.find("lost memory", detail);
@@ -249,6 +324,20 @@ impl CheckedPlayer {
             }
         };
         self.set_slot(slot, contents);
+    }
+
+    /// Whether a strategy of which nothing is in use must serve a request. One that grows in steps
+    /// larger than the memory may fail; one that requests less may not, unless it is the model of an allocator that keeps
+    /// its memory. A plugin may have a region of any size, and blocks that wait for streams: it must serve what it has served
+    /// before.
+    fn must_serve(&self, request: &Request, shortage: &Shortage) -> bool {
+        match self.is_plugin {
+            true => request.bytes <= self.largest_served && self.watch.is_idle(),
+            false => {
+                let half = self.capacity / 2;
+                self.watch.strategy.trims() && request.bytes <= half && shortage.asked <= half
+            }
+        }
     }
 
     fn free(&mut self, slot: BlockSlot, caller: Caller) {
@@ -279,7 +368,8 @@ impl CheckedPlayer {
         let succeeded = trimmed.is_ok();
         self.expect(trimmed, "a trim");
         let held = self.watch.device.held_bytes().saturating_sub(self.held_by_others.load(Ordering::Relaxed));
-        if succeeded && held != 0 && self.watch.strategy.stats().current.active == 0 {
+        // Some keep what they have; what must be given back at the close is checked there.
+        if succeeded && held != 0 && self.watch.strategy.trims() && self.watch.strategy.stats().current.active == 0 {
             self.watch.find("trim", format!("nothing is in use and all was trimmed, but {held} bytes are held"));
         }
     }
@@ -312,6 +402,19 @@ impl CheckedPlayer {
 
     fn take(&mut self, slot: BlockSlot) -> Option<SlotContents> {
         self.blocks.get_mut(slot as usize)?.take()
+    }
+
+    /// Frees everything, and waits: the program's end, if it is to be played again. A program that is shrunk may have lost
+    /// its frees.
+    pub(super) fn end_round(&mut self) {
+        for slot in 0..self.blocks.len() as BlockSlot {
+            if let Some(Some(SlotContents::Device { stream, .. })) = self.blocks.get(slot as usize) {
+                let stream = *stream;
+                self.free(slot, Caller { stream, thread: ThreadId::default() });
+            }
+        }
+        self.free_own();
+        self.on_device(|device| device.synchronize());
     }
 
     /// Frees what the program itself took from the device: events and host memory, but not its

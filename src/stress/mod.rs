@@ -7,7 +7,9 @@
 
 pub mod adversary;
 mod checked_run;
+pub mod concurrent;
 pub mod faults;
+pub mod history;
 mod integrity;
 pub mod misuse;
 pub mod properties;
@@ -29,9 +31,49 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Every kind that runs without further arguments, in the order of tables. The last two end by
+/// Every kind that runs without further arguments, in the order of tables. The last three end by
 /// themselves and are played first, so that their unused time goes to the others.
-pub const KINDS: &[StressKind] = &[integrity::STRESS, properties::STRESS, faults::STRESS, misuse::STRESS];
+pub const KINDS: &[StressKind] =
+    &[integrity::STRESS, properties::STRESS, history::STRESS, faults::STRESS, misuse::STRESS, concurrent::STRESS];
+
+/// When a test must end. Shrinking a failure is part of the test: the last quarter of the time is kept for it.
+#[derive(Clone, Copy)]
+pub struct StressBudget<'a> {
+    stop: &'a dyn Fn() -> bool,
+    /// Whether enough is known, so that nothing new is to be tried.
+    enough: &'a dyn Fn() -> bool,
+    begin: Instant,
+    end: Option<Instant>,
+}
+
+impl<'a> StressBudget<'a> {
+    /// Ends only when `stop` returns true.
+    pub fn unlimited(stop: &'a dyn Fn() -> bool) -> StressBudget<'a> {
+        StressBudget { stop, enough: &|| false, begin: Instant::now(), end: None }
+    }
+
+    /// Ends at this time too.
+    pub fn until(stop: &'a dyn Fn() -> bool, end: Instant) -> StressBudget<'a> {
+        StressBudget { end: Some(end), ..StressBudget::unlimited(stop) }
+    }
+
+    /// Searches only until `enough` returns true. What was found is still shrunk.
+    #[must_use]
+    pub fn search_until(self, enough: &'a dyn Fn() -> bool) -> StressBudget<'a> {
+        StressBudget { enough, ..self }
+    }
+
+    /// Whether nothing new is to be tried.
+    pub fn search_is_over(&self) -> bool {
+        let search_end = self.end.map(|end| self.begin + end.saturating_duration_since(self.begin) / 4 * 3);
+        (self.stop)() || (self.enough)() || search_end.is_some_and(|end| Instant::now() >= end)
+    }
+
+    /// Whether everything has to end.
+    pub fn is_over(&self) -> bool {
+        (self.stop)() || self.end.is_some_and(|end| Instant::now() >= end)
+    }
+}
 
 /// Time that several jobs share, some of them in parallel. Each job gets its part of the remaining
 /// time, so that unused time goes to later jobs.

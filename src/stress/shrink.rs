@@ -17,12 +17,22 @@ use crate::{
 };
 
 /// Returns the smallest trace found for which `still_fails` holds, or `trace` itself if nothing
-/// smaller fails. Tries at most `most_tries` traces.
+/// smaller fails. Tries at most `most_tries` traces, until `over` returns true.
 ///
 /// With enough tries, no block and no event of the result can be removed.
-pub fn shrink(trace: &Trace, still_fails: &mut dyn FnMut(&Trace) -> bool, most_tries: usize) -> Trace {
-    let mut search =
-        ShrinkSearch { best: EditableTrace::of(trace), smallest: trace.clone(), still_fails, tries_left: most_tries };
+pub fn shrink(
+    trace: &Trace,
+    still_fails: &mut dyn FnMut(&Trace) -> bool,
+    most_tries: usize,
+    over: &dyn Fn() -> bool,
+) -> Trace {
+    let mut search = ShrinkSearch {
+        best: EditableTrace::of(trace),
+        smallest: trace.clone(),
+        still_fails,
+        tries_left: most_tries,
+        over,
+    };
     search.cut_end();
     loop {
         let before = search.best.clone();
@@ -42,6 +52,7 @@ struct ShrinkSearch<'a> {
     smallest: Trace,
     still_fails: &'a mut dyn FnMut(&Trace) -> bool,
     tries_left: usize,
+    over: &'a dyn Fn() -> bool,
 }
 
 impl ShrinkSearch<'_> {
@@ -55,6 +66,10 @@ impl ShrinkSearch<'_> {
             return false;
         }
         self.tries_left -= 1;
+        if (self.over)() {
+            self.tries_left = 0;
+            return false;
+        }
         let fails = (self.still_fails)(&trace);
         if fails {
             self.best = candidate;
@@ -514,7 +529,7 @@ mod tests {
         #[test]
         fn result_is_valid_fails_and_is_not_longer(trace in traces(60), tries in 0..400_usize) {
             for fails in predicates().into_iter().filter(|fails| fails(&trace)) {
-                let small = shrink(&trace, &mut |trace| fails(trace), tries);
+                let small = shrink(&trace, &mut |trace| fails(trace), tries, &|| false);
                 prop_assert!(check(&small).is_ok() && fails(&small));
                 prop_assert!(small.events.len() <= trace.events.len());
             }
@@ -523,7 +538,7 @@ mod tests {
         #[test]
         fn no_block_can_be_removed(trace in traces(60)) {
             for fails in predicates().into_iter().filter(|fails| fails(&trace)) {
-                let small = shrink(&trace, &mut |trace| fails(trace), ENOUGH);
+                let small = shrink(&trace, &mut |trace| fails(trace), ENOUGH, &|| false);
                 let whole = EditableTrace::of(&small);
                 for block in whole.blocks() {
                     let smaller = whole.without_blocks(&[block]).to_trace("smaller");
@@ -535,7 +550,7 @@ mod tests {
         #[test]
         fn number_of_tries_is_limited(trace in traces(40), tries in 0..50_usize) {
             let mut asked = 0;
-            shrink(&trace, &mut |_| { asked += 1; true }, tries);
+            shrink(&trace, &mut |_| { asked += 1; true }, tries, &|| false);
             prop_assert!(asked <= tries);
         }
     }
@@ -552,7 +567,7 @@ mod tests {
             }
         }
         let large = |trace: &Trace| kept(trace).iter().filter(|&&bytes| bytes > 3_000_000).count() >= 2;
-        let small = shrink(&builder.finish("large"), &mut |trace| large(trace), ENOUGH);
+        let small = shrink(&builder.finish("large"), &mut |trace| large(trace), ENOUGH, &|| false);
         assert_eq!(kept(&small), [4 * MIB, 4 * MIB]);
         assert_eq!((small.events.len(), small.tables.streams().len()), (2, 1));
     }
@@ -564,7 +579,7 @@ mod tests {
             builder.alloc(7 * MIB, StreamId::DEFAULT, TagId(0));
         }
         let full = |trace: &Trace| kept(trace).iter().sum::<u64>() > 200 * MIB;
-        assert_eq!(kept(&shrink(&builder.finish("full"), &mut |trace| full(trace), ENOUGH)).len(), 1);
+        assert_eq!(kept(&shrink(&builder.finish("full"), &mut |trace| full(trace), ENOUGH, &|| false)).len(), 1);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! What is put under stress: a strategy and the device that it runs on, both by name.
 
+use std::time::Duration;
+
 use super::StressFailure;
 #[cfg(test)]
 use crate::strategy::flawed::Flawed;
@@ -18,7 +20,12 @@ pub struct StressTarget {
     pub device: DeviceSpec,
     /// Physical bytes that the strategy may hold; `None` for all that the device has.
     pub memory_bytes: Option<u64>,
+    /// Whether programs may also be played in more memory than that: nobody set a limit.
+    pub varies_memory: bool,
 }
+
+/// How long a call of a plugin may take unless its user says otherwise. It takes microseconds; the machine may be busy.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why a target cannot be put under stress.
 #[derive(Debug, thiserror::Error)]
@@ -72,10 +79,12 @@ impl StressTarget {
         Ok((strategy, device))
     }
 
-    /// A fresh device with the target's memory. A plugin keeps its limit itself and sees all
-    /// memory.
+    /// A fresh device with the target's memory. On a real one a plugin keeps its limit itself and
+    /// sees all memory.
     pub fn open_device(&self) -> Result<Box<dyn Device>, TargetError> {
-        Ok(capped(self.device.open()?, plugin::cap(&self.strategy, self.memory_bytes)))
+        let device = self.device.open()?;
+        let clock = device.props().clock;
+        Ok(capped(device, plugin::cap(&self.strategy, self.memory_bytes, clock)))
     }
 
     /// A fresh strategy for that device. In tests of this module `flawed:FLAW` is a strategy too.
@@ -86,7 +95,7 @@ impl StressTarget {
         }
         let setup = Setup { props, limit: self.memory_bytes };
         if self.device.is_simulated() {
-            plugin::build_apart(&self.strategy, &setup)
+            plugin::build_apart(&plugin::with_patience(&self.strategy, PATIENCE), &setup)
         } else {
             plugin::build(&self.strategy, &setup)
         }
@@ -98,11 +107,21 @@ impl StressTarget {
         StressTarget { strategy: plugin::with_short_timeout(&self.strategy), ..self.clone() }
     }
 
+    /// Whether it is a plugin: its functions are foreign code.
+    pub(super) fn is_plugin(&self) -> bool {
+        plugin::is_plugin(&self.strategy)
+    }
+
     /// A target on the simulated device.
     #[cfg(test)]
     pub(crate) fn simulated(strategy: &str, memory_bytes: u64) -> StressTarget {
         let device = "sim".parse().unwrap_or_else(|error| panic!("{error}"));
-        StressTarget { strategy: StrategySpec::from(strategy), device, memory_bytes: Some(memory_bytes) }
+        StressTarget {
+            strategy: StrategySpec::from(strategy),
+            device,
+            memory_bytes: Some(memory_bytes),
+            varies_memory: false,
+        }
     }
 }
 
@@ -112,10 +131,8 @@ mod tests {
     use crate::base::GIB;
 
     #[test]
-    fn plugin_sees_all_device_memory() {
+    fn every_strategy_sees_the_memory_of_the_target() {
         let free = |strategy: &str| StressTarget::simulated(strategy, GIB).open_device().unwrap().free_bytes();
-        let whole = "sim".parse::<DeviceSpec>().unwrap().open().unwrap().free_bytes();
-        assert_eq!(free("caching"), GIB);
-        assert_eq!(free("plugin:my.so"), whole);
+        assert_eq!((free("caching"), free("plugin:my.so")), (GIB, GIB));
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{CheckedRun, StressTarget};
+use super::{CheckedRun, StressBudget, StressTarget};
 use crate::trace::Trace;
 
 /// A broken promise of a strategy, with what is needed to reproduce it.
@@ -32,8 +32,10 @@ impl fmt::Display for StressFailure {
 pub struct StressKind {
     /// The name that users type.
     pub name: &'static str,
-    /// Tests a target with a seed until nothing is left to try or the callback returns true.
-    pub judge: fn(&StressTarget, u64, &dyn Fn() -> bool) -> StressVerdict,
+    /// Whether it can test the target at all.
+    pub applies: fn(&StressTarget) -> bool,
+    /// Tests a target with a seed until nothing is left to try or the time is up.
+    pub judge: fn(&StressTarget, u64, &StressBudget<'_>) -> StressVerdict,
 }
 
 /// The result of one kind of stress for one strategy.
@@ -75,8 +77,9 @@ pub struct VerdictRow {
     pub served: u64,
     /// Requests that ran out of memory, which is not a failure.
     pub ooms: u64,
-    /// Driver calls, including failed ones.
-    pub driver_calls: u64,
+    /// Driver calls, including failed ones; `None` where they are not counted, or the allocator makes none that can be
+    /// seen.
+    pub driver_calls: Option<u64>,
     /// What happened, or why it was skipped.
     pub detail: String,
     /// The file with the trace of the failure; empty if there is none.
@@ -100,7 +103,9 @@ impl StressVerdict {
         self.row.events += run.events;
         self.row.served += run.served;
         self.row.ooms += run.ooms;
-        self.row.driver_calls += run.calls.total().count;
+        if run.calls_are_known {
+            *self.row.driver_calls.get_or_insert(0) += run.calls.total().count;
+        }
     }
 
     /// The verdict in one word.

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     base::{MemoryLimit, fnv1a},
     device::DeviceSpec,
-    measure::CaseLabel,
+    measure::{CaseLabel, ThreadSharing},
     models::{Recipe, WorkloadError, recipe_names},
     plugin,
     replay::{OnOutOfMemory, Pace, Replay, ReplayOptions, verify::Companion},
@@ -51,11 +51,35 @@ pub struct Case {
     pub without_work: bool,
     /// Whether wall-clock times are measured too.
     pub timed: bool,
+    /// What is measured. Left out of the JSON for a whole case, so that fingerprints of cases stay the same.
+    #[serde(default, skip_serializing_if = "CaseScope::is_whole")]
+    pub scope: CaseScope,
     /// The numbers of threads that share the strategy in further timings.
     pub threads: Vec<u16>,
+    /// How they share it. The default is left out of the JSON, so that fingerprints of cases stay the same.
+    #[serde(default, skip_serializing_if = "ThreadSharing::is_default")]
+    pub sharing: ThreadSharing,
     /// The time-out, which needs its own process and is watched by the parent.
     #[serde(skip)]
     pub timeout: Option<CaseTimeout>,
+}
+
+/// What is measured of a case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CaseScope {
+    /// Its figures, and its wall-clock times if it is timed.
+    #[default]
+    Whole,
+    /// One round of wall-clock times.
+    Round,
+    /// Single passes, whenever the parent asks for one; with several threads if the case has exactly one number of them.
+    Turns,
+}
+
+impl CaseScope {
+    fn is_whole(&self) -> bool {
+        *self == CaseScope::Whole
+    }
 }
 
 fn no_events() -> Arc<dyn Source> {
@@ -83,7 +107,9 @@ impl Case {
             pace: Pace::Flat,
             without_work: false,
             timed: false,
+            scope: CaseScope::Whole,
             threads: Vec::new(),
+            sharing: ThreadSharing::default(),
             timeout: None,
         }
     }
@@ -152,7 +178,8 @@ impl SuiteFile {
         if let (true, Some(pattern)) = (cases.is_empty(), self.absent_files().first()) {
             return Err(no_trace_file(&self.name, pattern));
         }
-        tell_apart(&self.name, &mut cases, settings.limit.is_some() || settings.seed.is_some())?;
+        let replaced = settings.limit.is_some() || settings.seed.is_some() || self.is_extended;
+        tell_apart(&self.name, &mut cases, replaced)?;
         Ok(cases)
     }
 
@@ -200,7 +227,9 @@ impl SuiteFile {
             pace: Pace::Flat,
             without_work: !group.work,
             timed: group.timed,
+            scope: CaseScope::Whole,
             threads: group.threads.clone(),
+            sharing: group.sharing,
             timeout: settings.timeout.or(group.timeout).or(self.timeout),
         }
     }

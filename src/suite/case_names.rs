@@ -32,8 +32,8 @@ pub(super) fn names_of_files(paths: &BTreeSet<PathBuf>) -> BTreeMap<&Path, Strin
 }
 
 /// Gives cases that differ only in settings of their groups different workload names: `random` and
-/// `random[on_oom=skip]`. Other cases with one id are an error, or the same case if `--limit` or `--seed` replaced what
-/// told them apart (`replaced`): then the first one is kept.
+/// `random[on_oom=skip]`. Other cases with one id are an error, or the same case if `--limit`, `--seed` or `--strategy`
+/// replaced what told them apart (`replaced`): then the first one is kept.
 pub(super) fn tell_apart(suite: &str, cases: &mut Vec<Case>, replaced: bool) -> Result<(), SuiteError> {
     let mut same: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     for (place, case) in cases.iter().enumerate() {
@@ -80,6 +80,7 @@ fn group_settings(case: &Case) -> Vec<String> {
         case.without_work.then(|| "work=false".to_owned()),
         case.timed.then(|| "timed=true".to_owned()),
         (!threads.is_empty()).then(|| format!("threads={threads}")),
+        (!case.sharing.is_default()).then(|| format!("sharing={}", case.sharing.name())),
         case.timeout.map(|timeout| format!("timeout={timeout}")),
     ];
     settings.into_iter().flatten().collect()

@@ -10,6 +10,7 @@ use serde::Deserialize;
 use super::SuiteError;
 use crate::{
     base::{Catalog, CatalogEntry, MemoryLimit, parse_toml, read_text_file, text_path},
+    measure::ThreadSharing,
     replay::OnOutOfMemory,
 };
 
@@ -26,6 +27,9 @@ pub struct SuiteFile {
     /// Whether it is built in; its trace files may then be missing.
     #[serde(skip)]
     pub is_embedded: bool,
+    /// Whether strategies were added: groups that divided the strategies of a workload then have the same case.
+    #[serde(skip)]
+    pub is_extended: bool,
     /// The question that the suite answers, in one line.
     pub question: String,
     /// What is measured of every case.
@@ -102,6 +106,9 @@ pub struct SuiteGroup {
     /// Numbers of threads that share the strategy in further timings of timed cases.
     #[serde(default)]
     pub threads: Vec<u16>,
+    /// How those threads share it.
+    #[serde(default)]
+    pub sharing: ThreadSharing,
     /// The time-out of each case of this group.
     pub timeout: Option<CaseTimeout>,
 }
@@ -165,6 +172,30 @@ impl SuiteFile {
         Ok(SuiteFile { is_embedded: true, ..suite })
     }
 
+    /// The suite with this strategy only.
+    #[must_use]
+    pub fn with_only(mut self, strategy: &str) -> SuiteFile {
+        self.is_extended = true;
+        for group in &mut self.group {
+            group.strategies = NameSelection::Names(vec![strategy.to_owned()]);
+        }
+        self
+    }
+
+    /// Adds strategies to every group, after its own ones.
+    pub fn add_strategies(&mut self, added: &[String]) {
+        self.is_extended |= !added.is_empty();
+        for group in &mut self.group {
+            if let NameSelection::Names(names) = &mut group.strategies {
+                for name in added {
+                    if !names.contains(name) {
+                        names.push(name.clone());
+                    }
+                }
+            }
+        }
+    }
+
     fn from_file(path: &Path) -> Result<SuiteFile, SuiteError> {
         let text = read_text_file(path).map_err(|source| SuiteError::Io { path: path.to_owned(), source })?;
         let name = path.file_stem().unwrap_or_default().to_string_lossy();
@@ -194,6 +225,9 @@ impl SuiteFile {
         }
         if suite.group.iter().any(|group| group.threads.contains(&0) || (!group.timed && !group.threads.is_empty())) {
             return Err(refused("threads are numbers from 1, in groups with timed = true".to_owned()));
+        }
+        if suite.group.iter().any(|group| group.threads.is_empty() && !group.sharing.is_default()) {
+            return Err(refused("sharing says how threads share a strategy; add threads = [2, 4]".to_owned()));
         }
         let searches = suite.kind == SuiteKind::Threshold;
         if searches && suite.group.iter().any(|group| group.timed || !group.limits.is_empty()) {
@@ -301,6 +335,23 @@ mod tests {
         let text = "question = 'why?'\n[[group]]\nworkloads = 'all'\nstrategys = ['caching']\n";
         let message = SuiteFile::parse("x", "x.toml", text).unwrap_err().to_string();
         assert!(message.contains("x.toml") && message.contains("line 4") && message.contains("strategys"), "{message}");
+    }
+
+    #[test]
+    fn added_strategies_run_on_every_workload_once() {
+        let text = "question = 'why?'\n[[group]]\nworkloads = ['random']\nstrategies = ['direct']\n\
+                    [[group]]\nworkloads = ['random', 'sawtooth']\nstrategies = ['caching']\n";
+        let mut suite = SuiteFile::parse("x", "x.toml", text).unwrap();
+        suite.add_strategies(&["tlsf".to_owned(), "caching".to_owned()]);
+        let settings = CaseSettings { device: "sim".parse().unwrap(), limit: None, seed: None, timeout: None };
+        let cases = suite.cases(&settings).unwrap();
+        let ids: Vec<String> =
+            cases.iter().map(|case| format!("{} {}", case.label.workload, case.label.strategy)).collect();
+        assert_eq!(
+            ids,
+            ["random direct", "random tlsf", "random caching", "sawtooth caching", "sawtooth tlsf"],
+            "groups that named different strategies for one workload have each case once"
+        );
     }
 
     #[test]

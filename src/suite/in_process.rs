@@ -6,20 +6,22 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
-use super::{Case, CaseOutcome, CaseRunner, SourceError};
+use super::{Case, CaseOutcome, CaseRunner, CaseScope, SourceError};
 use crate::{
+    base::Nanos,
     device::{DeviceProps, DeviceSpec, default_limit, wrap::capped},
     measure::{
-        self, AgreementRecord, CaseDetail, CaseRecord, Status, TimingRecord,
+        self, AgreementRecord, CaseDetail, CaseRecord, PassBudget, PassTurn, Status, ThreadSharing, TimingRecord,
         agreement::{AgreementFinding, AgreementSetup},
     },
+    plugin,
     replay::{OpenedAllocator, Replay, ReplayError, ReplayOptions},
     strategy::{Built, Setup},
     trace::{Source, Trace, TraceError},
 };
 
-/// How often a timed case runs without observers; the median counts.
-const TIMED_PASSES: u32 = 5;
+/// The passes of a timed case in one process. Short ones are repeated for a fiftieth of a second.
+const TIMED_PASSES: PassBudget = PassBudget { least: 5, most: 40, enough: Nanos(20_000_000) };
 
 /// Runs a case in this process.
 #[derive(Clone, Copy, Debug, Default)]
@@ -54,10 +56,26 @@ enum CaseError {
     Source(#[from] SourceError),
     Trace(#[from] TraceError),
     Replay(#[from] ReplayError),
+    #[error(
+        "a plugin is one library with one state: sharing = \"own\" can call it from several threads only on a GPU \
+         (--device cuda)"
+    )]
+    OnePlugin,
+}
+
+/// Refuses to load a plugin once for each thread on simulated devices: its CUDA calls are served by one of them.
+fn check_sharing(case: &Case) -> Result<(), CaseError> {
+    let separate = case.sharing == ThreadSharing::Own && plugin::is_plugin(&case.strategy);
+    if separate && case.device.is_simulated() { Err(CaseError::OnePlugin) } else { Ok(()) }
 }
 
 fn try_run(case: &Case, stop: Option<&AtomicBool>) -> Result<CaseOutcome, CaseError> {
     let replay = case.replay(stop);
+    if case.scope == CaseScope::Round {
+        let record = CaseRecord::unmeasured(&case.label, Status::Completed, "");
+        let timings = time(case, &replay)?;
+        return Ok(CaseOutcome { record, detail: CaseDetail::unmeasured(&case.label), timings, worker_failed: false });
+    }
     // Its device is closed before the timed passes, so that they have its memory.
     let (record, detail) = measure_opened(case, replay.open()?, &replay.options);
     let timings = if case.timed && matches!(record.status, Status::Completed | Status::Oom) {
@@ -72,6 +90,7 @@ fn try_run(case: &Case, stop: Option<&AtomicBool>) -> Result<CaseOutcome, CaseEr
 /// differ by their seeds, those of a trace file do not. Copies share the strategy, and each
 /// requests the blocks of an initial layout itself.
 fn time(case: &Case, replay: &Replay<'_>) -> Result<Vec<TimingRecord>, CaseError> {
+    check_sharing(case)?;
     let source = in_memory(&case.source)?;
     let mut timings = vec![measure::time(&case.label, &*source, || replay.open(), &replay.options, TIMED_PASSES)?];
     let most = case.threads.iter().copied().max().unwrap_or(0);
@@ -79,9 +98,34 @@ fn time(case: &Case, replay: &Replay<'_>) -> Result<Vec<TimingRecord>, CaseError
     let copies = measure::copies_for_threads(&copies)?;
     for &threads in &case.threads {
         let copies = &copies[..copies.len().min(threads.into())];
-        timings.push(measure::time_threads(&case.label, copies, || replay.open(), &replay.options, TIMED_PASSES)?);
+        timings.push(measure::time_threads(
+            &case.label,
+            copies,
+            case.sharing,
+            || replay.open(),
+            &replay.options,
+            TIMED_PASSES,
+        )?);
     }
     Ok(timings)
+}
+
+/// Times a case pass by pass, whenever it is its turn. Returns why it could not.
+pub(super) fn time_in_turns(case: &Case, stop: &AtomicBool, turn: PassTurn<'_>) -> Result<(), String> {
+    let replay = case.replay(Some(stop));
+    let mut timed = || -> Result<(), CaseError> {
+        check_sharing(case)?;
+        match case.threads[..] {
+            [threads] => {
+                let copies = (0..threads).map(|thread| case.origin.copy_for(thread)).collect::<Result<Vec<_>, _>>()?;
+                let copies = measure::copies_for_threads(&copies)?;
+                measure::time_threads_in_turns(&copies, case.sharing, || replay.open(), &replay.options, turn)?;
+            }
+            _ => measure::time_in_turns(&*in_memory(&case.source)?, || replay.open(), &replay.options, turn)?,
+        }
+        Ok(())
+    };
+    timed().map_err(|error| error.to_string())
 }
 
 /// The source in memory, so that timings exclude generating or parsing it. A recording that begins

@@ -14,14 +14,17 @@ mod run;
 mod source;
 pub mod worker;
 
-pub use case::{Case, CaseFilter, CaseFingerprint, CaseSettings, fingerprint, fingerprints};
+pub use case::{Case, CaseFilter, CaseFingerprint, CaseScope, CaseSettings, fingerprint, fingerprints};
 pub use deadline::{CaseDeadline, StoppableSource};
 pub use file::{AllWord, CaseTimeout, CaseTimeoutError, NameSelection, SuiteFile, SuiteGroup, SuiteKind};
 pub use in_process::{InProcess, compare};
 pub use rank_files::{RankFile, rank_files, read_at_once};
-pub use run::{CaseOutcome, CaseProgress, CaseRunner, IsolatingRunner, Isolation, WithNeeds, all_cores, run, run_on};
+pub use run::{
+    CaseOutcome, CaseProgress, CaseRunner, IsolatingRunner, Isolation, RoundTimes, WithNeeds, all_cores, run, run_on,
+    time_in_rounds,
+};
 pub use source::{SourceError, SourceSpec};
-pub use worker::WorkerProcess;
+pub use worker::{TurnTimes, WorkerProcess};
 
 use std::{io, path::PathBuf};
 
@@ -152,7 +155,9 @@ fn test_case(workload: &str, strategy: &str) -> Case {
         pace: Default::default(),
         without_work: false,
         timed: false,
+        scope: CaseScope::Whole,
         threads: Vec::new(),
+        sharing: crate::measure::ThreadSharing::default(),
         timeout: None,
     }
 }

@@ -1,5 +1,5 @@
 //! Runs cases: in parallel where only simulated time counts, alone where wall-clock time is
-//! measured. Chooses the process of each case, and adds the bound of its source.
+//! measured. Chooses the process of each case, and adds the bound of its source. Times cases in rounds.
 
 use std::{
     sync::{
@@ -10,9 +10,11 @@ use std::{
     thread,
 };
 
+use rand::{SeedableRng, seq::SliceRandom};
+use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
-use super::{Case, InProcess, SourceSpec, WorkerProcess};
+use super::{Case, CaseScope, InProcess, SourceSpec, WorkerProcess};
 use crate::{
     device::DeviceSpec,
     measure::{CaseDetail, CaseLabel, CaseRecord, Status, TimingRecord},
@@ -141,6 +143,66 @@ fn run_on_device(case: &Case, runner: &dyn CaseRunner, device: &DeviceSpec) -> C
     let mut outcome = runner.run(&Case { device: device.clone(), ..case.clone() });
     outcome.detail.ran_on = (!device.is_simulated()).then(|| device.to_string());
     outcome
+}
+
+/// The rows of a case, or why it could not be timed; `None` if the rounds were stopped before the end.
+pub type RoundTimes = Option<Result<Vec<TimingRecord>, String>>;
+
+/// Times `cases` in rounds: each round times every case once with `runner`, which should start a process per case. The
+/// order of the cases differs from round to round, so that a slow minute of the machine hits all of them alike.
+pub fn time_in_rounds(
+    cases: &[Case],
+    runner: &dyn CaseRunner,
+    rounds: u32,
+    stop: &AtomicBool,
+    mut listener: impl FnMut(u32, &Case),
+) -> Vec<RoundTimes> {
+    let orders: Vec<Case> = cases.iter().map(|case| Case { scope: CaseScope::Round, ..case.clone() }).collect();
+    let mut gathered = vec![Ok(Vec::new()); cases.len()];
+    let mut complete = true;
+    'rounds: for round in 0..rounds.max(1) {
+        for place in shuffled(cases.len(), round) {
+            if stop.load(Ordering::Relaxed) {
+                complete = false;
+                break 'rounds;
+            }
+            if gathered[place].is_err() {
+                continue;
+            }
+            listener(round, &orders[place]);
+            add_round(&mut gathered[place], runner.run(&orders[place]));
+        }
+    }
+    let finished = |times: Result<Vec<Vec<TimingRecord>>, String>| match times {
+        Ok(rounds) => complete.then(|| Ok(merged(rounds))),
+        Err(reason) => Some(Err(reason)),
+    };
+    gathered.into_iter().map(finished).collect()
+}
+
+/// The numbers below `count`, in an order that belongs to the round.
+pub(super) fn shuffled(count: usize, round: u32) -> Vec<usize> {
+    let mut places: Vec<usize> = (0..count).collect();
+    places.shuffle(&mut ChaCha8Rng::seed_from_u64(u64::from(round)));
+    places
+}
+
+fn add_round(times: &mut Result<Vec<Vec<TimingRecord>>, String>, outcome: CaseOutcome) {
+    match times {
+        Ok(rounds) if outcome.record.status != Status::Error && !outcome.worker_failed => rounds.push(outcome.timings),
+        Ok(_) => *times = Err(outcome.record.reason),
+        Err(_) => {}
+    }
+}
+
+/// One row per number of threads.
+fn merged(rounds: Vec<Vec<TimingRecord>>) -> Vec<TimingRecord> {
+    let rows = rounds.first().map_or(0, Vec::len);
+    let mut by_row: Vec<Vec<TimingRecord>> = vec![Vec::new(); rows];
+    for round in rounds {
+        by_row.iter_mut().zip(round).for_each(|(row, record)| row.push(record));
+    }
+    by_row.into_iter().filter_map(TimingRecord::of_rounds).collect()
 }
 
 /// Which cases run in their own process.
@@ -298,6 +360,63 @@ mod tests {
         assert_eq!(seen, all, "the device of every case is noted");
         all.dedup();
         assert_eq!(all, ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]);
+    }
+
+    /// Notes which case it was given; the time of a pass is the number of the call.
+    #[derive(Default)]
+    struct Stopwatch {
+        calls: Mutex<Vec<String>>,
+        fails: Option<&'static str>,
+    }
+
+    impl CaseRunner for Stopwatch {
+        fn run(&self, case: &Case) -> CaseOutcome {
+            assert_eq!(case.scope, CaseScope::Round);
+            let mut calls = self.calls.lock().unwrap();
+            calls.push(case.label.strategy.clone());
+            if self.fails == Some(case.label.strategy.as_str()) {
+                return CaseOutcome::failed(&case.label, "it broke");
+            }
+            let record = CaseRecord::unmeasured(&case.label, Status::Completed, "");
+            let pass = calls.len().to_string();
+            let timing = TimingRecord { rounds: Some(1), round_ns: pass.clone(), pass_ns: pass, ..Default::default() };
+            CaseOutcome { record, timings: vec![timing], ..CaseOutcome::failed(&case.label, "") }
+        }
+    }
+
+    #[test]
+    fn rounds_interleave_cases() {
+        let runner = Stopwatch::default();
+        let cases: Vec<Case> =
+            ["null", "direct", "caching"].map(|strategy| test_case("checkerboard", strategy)).to_vec();
+        let mut announced = 0;
+        let times = time_in_rounds(&cases, &runner, 4, &AtomicBool::new(false), |_, _| announced += 1);
+        assert_eq!((times.len(), announced), (3, 12));
+        for row in &times {
+            let [record] = &row.as_ref().unwrap().as_ref().unwrap()[..] else { panic!("{row:?}") };
+            assert_eq!((record.rounds, record.rounds_ns().len()), (Some(4), 4));
+        }
+        let calls = runner.calls.into_inner().unwrap();
+        let rounds: Vec<&[String]> = calls.chunks(3).collect();
+        assert!(rounds.iter().any(|order| *order != rounds[0]), "{rounds:?}");
+        for round in rounds {
+            let mut round = round.to_vec();
+            round.sort();
+            assert_eq!(round, ["caching", "direct", "null"]);
+        }
+    }
+
+    #[test]
+    fn failed_and_stopped_rounds_have_no_times() {
+        let runner = Stopwatch { fails: Some("direct"), ..Stopwatch::default() };
+        let cases: Vec<Case> = ["null", "direct"].map(|strategy| test_case("checkerboard", strategy)).to_vec();
+        let times = time_in_rounds(&cases, &runner, 5, &AtomicBool::new(false), |_, _| {});
+        assert_eq!(times[1].as_ref().unwrap().as_ref().unwrap_err(), "it broke");
+        assert!(times[0].as_ref().unwrap().is_ok());
+        let tried = runner.calls.lock().unwrap().iter().filter(|strategy| *strategy == "direct").count();
+        assert_eq!(tried, 1, "a case that failed is not timed again");
+        let stopped = time_in_rounds(&cases, &runner, 5, &AtomicBool::new(true), |_, _| {});
+        assert!(stopped.iter().all(Option::is_none));
     }
 
     #[test]

@@ -118,8 +118,8 @@ impl SourceSpec {
     /// Whether it is a file with a PyTorch snapshot.
     pub fn is_snapshot(&self) -> Result<bool, SourceError> {
         let path = self.path();
-        let is_file = path.is_file() && path.extension().is_none_or(|extension| extension != "toml");
-        Ok(is_file && trace::recognise(path)?.name == torch::NAME)
+        let is_recipe = path.extension().is_some_and(|extension| extension == "toml") || Recipe::is_config(&path);
+        Ok(path.is_file() && !is_recipe && trace::recognise(path)?.name == torch::NAME)
     }
 
     /// The path that the name may be.
@@ -154,7 +154,7 @@ impl SourceSpec {
     }
 
     /// Like `verified_recording`, for a program that ran under a limit of `limit` bytes. Without it, the limit is that of
-    /// the table beside the file, or the one that the recording implies.
+    /// the files beside the recording, or the one that the recording implies.
     pub fn verified_under(
         &self,
         limit: Option<u64>,
@@ -164,12 +164,13 @@ impl SourceSpec {
         if !self.is_snapshot()? {
             return if self.has_snapshot_options() { Err(SourceError::NotASnapshot) } else { Ok(None) };
         }
-        let mut recording = Recording::open_given(path, self.device_index, &self.given, progress)?;
+        let companion = Companion::beside(path)?.unwrap_or_default();
+        let given = companion.complete(&self.given);
+        let mut recording = Recording::open_given(path, self.device_index, &given, progress)?;
         let device = SimDevice::new(SimConfig::default())?;
         let props = device.props();
-        let companion = Companion::beside(path)?.unwrap_or_default();
         let limit = limit.map(|bytes| MemoryLimit::Size(Bytes(bytes)));
-        let limit = limit.or(companion.memory_fraction.map(MemoryLimit::Fraction));
+        let limit = limit.or(companion.limit(Some(recording.device)));
         let conditions = RecordedConditions { props, limit, counters: &companion.counters };
         let verification = verify_recording(&recording, &conditions, progress);
         recording.limit = verification.limit.clone();
@@ -197,6 +198,9 @@ impl SourceSpec {
         if path.extension().is_some_and(|extension| extension == "toml") {
             return Ok(Some(Recipe::from_file(path)?));
         }
+        if path.is_file() && Recipe::is_config(path) {
+            return Ok(Some(Recipe::from_config(path)?));
+        }
         if path.is_file() {
             return Ok(None);
         }
@@ -206,7 +210,7 @@ impl SourceSpec {
         if path.exists() {
             return Err(SourceError::NotPlainFile(self.shown()));
         }
-        // Names may have a dot (`gpt-1.3b`).
+        // Names may have a dot (`reference-gpt-1.4b`).
         if !is_recipe_name(&self.name) && (self.name.contains('/') || path.extension().is_some()) {
             return Err(SourceError::NoSuchFile { name: self.shown(), suggestion: nearest_file(path) });
         }

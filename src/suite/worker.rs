@@ -3,32 +3,37 @@
 //! A worker is this same program, started for one case: [`WorkerProcess`] starts it, and it calls
 //! [`carry_out`]. They exchange lines. The worker reads the case from its standard input, and
 //! perhaps [`STOP`] later; the end of the input means that the parent is gone. It writes the
-//! outcome as the last line of its standard output. `cli` reads and writes the worker's pipes,
+//! outcome as the last line of its standard output. Two workers that take turns ([`take_turns`])
+//! time one pass per line [`PASS`] and answer with its nanoseconds. `cli` reads and writes the worker's pipes,
 //! because a library neither reads standard input nor exits.
 
 use std::{
     ffi::OsString,
-    io::{self, Read, Write},
+    io::{self, BufRead, Read, Write},
     path::PathBuf,
     process::{Child, ChildStdin, Command, ExitStatus, Stdio},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
-        mpsc::Receiver,
+        mpsc::{self, Receiver, RecvTimeoutError},
     },
     thread,
     time::{Duration, Instant},
 };
 
-use super::{Case, CaseOutcome, CaseRunner, CaseTimeout, InProcess};
+use super::{Case, CaseOutcome, CaseRunner, CaseScope, CaseTimeout, InProcess, in_process, run::shuffled};
 use crate::{
     base::{NoProgress, exit_description, exit_signal, last_bytes},
-    measure::Status,
+    measure::{PassTurn, Status},
     plugin::{self, CALL_MARK, HANG_MARK},
 };
 
 /// The line that asks a worker to end its case early and to return the outcome so far.
 pub const STOP: &str = "stop";
+/// The line that asks a worker of [`CaseScope::Turns`] for its next pass.
+pub const PASS: &str = "pass";
+/// The line with which such a worker says that its next pass can begin.
+pub const READY: &str = "ready";
 /// How often the clock and the stop flag are checked while a worker runs.
 const CHECK_EVERY: Duration = Duration::from_millis(20);
 /// How long a pipe may stay open after its process has ended: another process may have inherited
@@ -207,6 +212,14 @@ impl WorkerProcess<'_> {
     }
 
     fn start(&self, case: &Case) -> io::Result<RunningWorker> {
+        let (mut child, input) = self.spawn(case)?;
+        let output = last_bytes(child.stdout.take().map(|pipe| pipe.take(MOST_OUTPUT_BYTES)), usize::MAX);
+        let errors = last_bytes(child.stderr.take().map(|pipe| pipe.take(MOST_OUTPUT_BYTES)), KEPT_ERROR_BYTES);
+        Ok(RunningWorker { child, input, output, errors })
+    }
+
+    /// Starts the process and sends it the case.
+    fn spawn(&self, case: &Case) -> io::Result<(Child, Option<ChildStdin>)> {
         let order = serde_json::to_string(case)?;
         let mut child = Command::new(&self.program)
             .args(&self.arguments)
@@ -215,10 +228,8 @@ impl WorkerProcess<'_> {
             .stderr(Stdio::piped())
             .spawn()?;
         let mut input = child.stdin.take();
-        let output = last_bytes(child.stdout.take().map(|pipe| pipe.take(MOST_OUTPUT_BYTES)), usize::MAX);
-        let errors = last_bytes(child.stderr.take().map(|pipe| pipe.take(MOST_OUTPUT_BYTES)), KEPT_ERROR_BYTES);
         send(&mut input, &order);
-        Ok(RunningWorker { child, input, output, errors })
+        Ok((child, input))
     }
 
     /// Waits until the worker ends, or its time is up.
@@ -262,6 +273,172 @@ impl Drop for RunningWorker {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// The rounds of a case in two programs that took turns.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TurnTimes {
+    /// Which case.
+    pub case_id: String,
+    /// Its strategy.
+    pub strategy: String,
+    /// With how many threads.
+    pub threads: Option<u16>,
+    /// Per round: the passes of the old and of the new program in nanoseconds, each pair one directly after the other.
+    pub rounds: Vec<Vec<(u64, u64)>>,
+    /// Why it could not be timed to the end.
+    pub failure: Option<String>,
+}
+
+/// Pairs of passes in a round: at least so many, and more while passes are short. Processes of one program differ by about
+/// 3 %, passes of one process by less, so that more rounds say more than more pairs.
+const LEAST_PAIRS: usize = 4;
+const MOST_PAIRS: usize = 20;
+/// Enough pairs once their passes together took this long, in nanoseconds.
+const ENOUGH_NS: u64 = 20_000_000;
+
+/// A case and its twin, which the second program runs.
+pub type CasePair = (Case, Case);
+
+/// Lets two programs take turns: in every round each case is opened by a new process of both, which then time one pass at a
+/// time, one directly after the other. Whatever slows the machine down slows both. The order of cases differs from round
+/// to round, and so does the program that begins. After `least` rounds and each further one, `enough` decides whether there
+/// is another, up to `most`.
+pub fn take_turns(
+    cases: &[CasePair],
+    programs: [&WorkerProcess<'_>; 2],
+    (least, most): (u32, u32),
+    mut listener: impl FnMut(u32, &Case),
+    mut enough: impl FnMut(&[TurnTimes]) -> bool,
+) -> Vec<TurnTimes> {
+    let orders: Vec<(CasePair, TurnTimes)> = cases.iter().flat_map(turn_orders).collect();
+    let (orders, mut times): (Vec<CasePair>, Vec<TurnTimes>) = orders.into_iter().unzip();
+    let stopped = || programs.iter().any(|program| program.stop.is_some_and(|stop| stop.load(Ordering::Relaxed)));
+    for round in 0..most {
+        if round >= least && enough(&times) {
+            break;
+        }
+        for (turn, place) in shuffled(orders.len(), round).into_iter().enumerate() {
+            if stopped() {
+                return times;
+            }
+            if times[place].failure.is_none() {
+                listener(round, &orders[place].1);
+                match turn_round(&orders[place], programs, (turn + round as usize) % 2 == 1) {
+                    Ok(pairs) => times[place].rounds.push(pairs),
+                    Err(reason) => times[place].failure = Some(reason),
+                }
+            }
+        }
+    }
+    times
+}
+
+/// A case with one thread, and with each of its numbers of threads.
+fn turn_orders((old, new): &CasePair) -> Vec<(CasePair, TurnTimes)> {
+    let threads = [None].into_iter().chain(new.threads.iter().copied().map(Some));
+    let order = |case: &Case, threads: Option<u16>| Case {
+        scope: CaseScope::Turns,
+        threads: threads.into_iter().collect(),
+        ..case.clone()
+    };
+    let times = |threads| TurnTimes {
+        case_id: new.label.case_id(),
+        strategy: new.label.strategy.clone(),
+        threads,
+        ..TurnTimes::default()
+    };
+    threads.map(|threads| ((order(old, threads), order(new, threads)), times(threads))).collect()
+}
+
+/// One round of one case. The program that goes first changes from pair to pair.
+fn turn_round(
+    (old, new): &CasePair,
+    programs: [&WorkerProcess<'_>; 2],
+    new_begins: bool,
+) -> Result<Vec<(u64, u64)>, String> {
+    // One after the other: while a program reads its source, the other one must not measure.
+    let mut workers = [TurnWorker::start(programs[0], old)?, TurnWorker::start(programs[1], new)?];
+    let (mut pairs, mut taken) = (Vec::new(), 0);
+    while pairs.len() < LEAST_PAIRS || (pairs.len() < MOST_PAIRS && taken < ENOUGH_NS) {
+        let first = usize::from(new_begins) ^ (pairs.len() % 2);
+        let mut pair = [0; 2];
+        for side in [first, 1 - first] {
+            pair[side] = workers[side].pass()?;
+        }
+        taken += pair[0] + pair[1];
+        pairs.push((pair[0], pair[1]));
+    }
+    Ok(pairs)
+}
+
+/// A worker that times a pass whenever it is asked to. It is killed when dropped.
+struct TurnWorker<'a> {
+    child: Child,
+    input: Option<ChildStdin>,
+    lines: Receiver<String>,
+    errors: Receiver<Vec<u8>>,
+    program: &'a WorkerProcess<'a>,
+    patience: Duration,
+}
+
+impl<'a> TurnWorker<'a> {
+    /// Starts it and waits until its first pass can begin.
+    fn start(program: &'a WorkerProcess<'a>, case: &Case) -> Result<TurnWorker<'a>, String> {
+        let (mut child, input) = program.spawn(case).map_err(|error| WorkerFailure::NotStarted(error).to_string())?;
+        let errors = last_bytes(child.stderr.take(), KEPT_ERROR_BYTES);
+        let output = child.stdout.take();
+        let (sender, lines) = mpsc::channel();
+        thread::spawn(move || {
+            let lines = output.into_iter().flat_map(|output| io::BufReader::new(output).lines().map_while(Result::ok));
+            lines.take_while(|line| sender.send(line.clone()).is_ok()).for_each(drop);
+        });
+        let patience = case.timeout.unwrap_or(CaseTimeout::OF_PLUGINS).duration();
+        let mut worker = TurnWorker { child, input, lines, errors, program, patience };
+        match worker.answer()?.as_str() {
+            READY => Ok(worker),
+            _ => Err(format!("{} does not take turns: it is an older oomph, or none", program.program.display())),
+        }
+    }
+
+    fn pass(&mut self) -> Result<u64, String> {
+        send(&mut self.input, PASS);
+        let answer = self.answer()?;
+        answer.parse().map_err(|_| format!("{} answered '{answer}'", self.program.program.display()))
+    }
+
+    /// Its next line.
+    fn answer(&mut self) -> Result<String, String> {
+        let began = Instant::now();
+        loop {
+            match self.lines.recv_timeout(CHECK_EVERY) {
+                Ok(line) => return Ok(line),
+                Err(RecvTimeoutError::Disconnected) => {
+                    let errors = WorkerStderr::read(&self.errors.recv_timeout(PIPE_GRACE).unwrap_or_default());
+                    let status = self.child.wait().map_err(|error| WorkerFailure::Unknown(error).to_string())?;
+                    return Err(errors.failure(status).to_string());
+                }
+                Err(RecvTimeoutError::Timeout) if began.elapsed() >= self.patience => {
+                    return Err(format!("timed out after {}", humantime::format_duration(self.patience)));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+    }
+}
+
+impl Drop for TurnWorker<'_> {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Times a case of [`read_case`] pass by pass. Returns why it could not.
+pub fn carry_out_turns(case: Case, stop: &AtomicBool, turn: PassTurn<'_>) -> Result<(), String> {
+    let source = case.origin.open(&NoProgress).map_err(|error| error.to_string())?;
+    in_process::time_in_turns(&Case { source: Arc::from(source), ..case }, stop, turn)
 }
 
 /// Sends a line. If the worker no longer reads, the way it ends says why.

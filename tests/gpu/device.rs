@@ -26,7 +26,7 @@ use oomph::{
         Attempt, Block, Caller, Context, Control, Request, STRATEGIES, Setup, Silent, Strategy, StrategySpec,
         conformance::{ProgramStep, conform_spec, mixed_script},
     },
-    stress::{BlockSizes, EnduranceTest, StopCondition, StressTarget},
+    stress::{BlockSizes, EnduranceTest, StopCondition, StressBudget, StressTarget},
     suite::{CaseSettings, SuiteFile, compare},
 };
 
@@ -331,11 +331,15 @@ fn contents_survive_threads_and_streams() {
     drop(device);
     for entry in STRATEGIES.iter().filter(|entry| entry.name != "null") {
         let strategy = StrategySpec { name: entry.name.to_owned(), parameters: String::new() };
-        let target = StressTarget { strategy, device: "cuda".parse().unwrap(), memory_bytes: Some(8 * GIB) };
+        let target = StressTarget {
+            strategy,
+            device: "cuda".parse().unwrap(),
+            memory_bytes: Some(8 * GIB),
+            varies_memory: false,
+        };
         let integrity = EnduranceTest { target, threads: 16, streams: 8, sizes: BlockSizes::MIXED, seed: 1 };
-        let begin = Instant::now();
-        let over = || begin.elapsed() > Duration::from_millis(500);
-        let outcome = integrity.run(&StopCondition { blocks: None, over: &over }, &mut |_| {}).unwrap();
+        let budget = StressBudget::until(&|| false, Instant::now() + Duration::from_millis(500));
+        let outcome = integrity.run(&StopCondition { blocks: None, budget }, &mut |_| {}).unwrap();
         let counts = &outcome.counts;
         println!(
             "{}: {:.0} blocks/s, {:.0} GB/s compared, {} out of memory",

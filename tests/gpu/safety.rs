@@ -62,7 +62,9 @@ fn case(workload: &str, set: &[(&str, &str)], strategy: &str) -> Case {
         pace: Default::default(),
         without_work: false,
         timed: false,
+        scope: Default::default(),
         threads: Vec::new(),
+        sharing: Default::default(),
         timeout: Some("2m".parse().unwrap()),
     }
 }

@@ -99,20 +99,115 @@ fn times_are_compared_by_their_passes() {
     fs::write(folder.path().join("timed.toml"), suite).unwrap();
     run(&folder, &["run", "timed.toml", "--output", "old"], 0);
     run(&folder, &["run", "timed.toml", "--output", "new"], 0);
-    // Real times are too noisy for a test, so the passes are written by hand.
-    for (run, times) in [("old", [100, 101, 102, 103, 104]), ("new", [200, 201, 202, 203, 204])] {
+    // Real times are too noisy for a test, so the rounds are written by hand.
+    for (run, first) in [("old", 100), ("new", 200)] {
         remove_checksums(&folder.path().join(run));
         let file = format!("{run}/timings.csv");
-        set_cell(&folder, &file, "pass_median_ns", |_| times[2].to_string());
-        set_cell(&folder, &file, "pass_ns", |passes| {
-            assert_eq!(passes.split(' ').count(), 5, "five passes are kept: {passes}");
-            times.map(|time| time.to_string()).join(" ")
+        set_cell(&folder, &file, "round_ns", |rounds| {
+            assert_eq!(rounds.split(' ').count(), 16, "sixteen rounds are kept: {rounds}");
+            (0..16).map(|round| (first * 100 + round).to_string()).collect::<Vec<_>>().join(" ")
         });
+        set_cell(&folder, &file, "reference_ns", |_| "1000 1000".to_owned());
     }
     let (out, _) = run(&folder, &["compare", "old", "new"], 102);
-    assert!(out.contains("slower:") && out.contains("1.980"), "{out}");
+    assert!(out.contains("slower:") && out.contains("1.999"), "{out}");
     run(&folder, &["compare", "old", "new", "--noise-threshold", "1.5"], 0);
+    let (_, err) = run(&folder, &["compare", "old", "new", "--significance", "1e-10"], 2);
+    assert!(err.contains("cannot be reached with 16 rounds") && err.contains("at least 19 rounds"), "{err}");
     edit(&folder, "new/env.json", "\"cpus\": ", "\"cpus\": 9");
     let (out, _) = run(&folder, &["compare", "old", "new"], 0);
     assert!(out.contains("are not comparable"), "{out}");
+}
+
+#[test]
+fn cases_of_one_run_take_one_line() {
+    let folder = TempDir::new().unwrap();
+    run(&folder, &["run", "quick", "--filter", "quick/r", "--output", "old"], 0);
+    run(&folder, &["run", "quick", "--filter", "quick/random/direct", "--output", "new", "--strategy", "tlsf,bfc"], 0);
+    let (out, _) = run(&folder, &["compare", "old", "new"], 0);
+    let only: Vec<&str> = out.lines().filter(|line| line.contains("only in one run")).collect();
+    assert_eq!(
+        only,
+        ["only in one run: 2 cases in the old run (quick/random/caching@sim#1, ..); --format json lists all"]
+    );
+}
+
+#[test]
+fn tolerance_accepts_small_changes() {
+    let folder = TempDir::new().unwrap();
+    run_cases(&folder, &["--output", "old"], 0);
+    run_cases(&folder, &["--output", "new"], 0);
+    remove_checksums(&folder.path().join("new"));
+    set_cell(&folder, "new/runs.csv", "peak_reserved_bytes", |value| (value.parse::<u64>().unwrap() + 1).to_string());
+    let (out, _) = run(&folder, &["compare", "old", "new"], 102);
+    assert!(out.contains("on balance:") && out.contains("geometric mean"), "{out}");
+    let (out, _) = run(&folder, &["compare", "old", "new", "--tolerance", "0.001"], 0);
+    assert!(out.contains("1 columns within the tolerance"), "{out}");
+    let (_, err) = run(&folder, &["compare", "old", "new", "--tolerance=-1"], 2);
+    assert!(err.contains("--tolerance"), "{err}");
+}
+
+/// Two programs, here the same one, and two strategies. Their times are not judged: only that all rounds were made.
+#[test]
+fn programs_and_strategies_take_turns() {
+    let folder = TempDir::new().unwrap();
+    let suite = "question = 'how fast?'\n[[group]]\nworkloads = ['hot-4k']\nstrategies = ['caching', 'tlsf']\n\
+                 timed = true\nset = { pairs = 200 }\nthreads = [2]\n";
+    fs::write(folder.path().join("timed.toml"), suite).unwrap();
+    let program = env!("CARGO_BIN_EXE_oomph");
+    let compare = |old, new, more: &[&str], code| {
+        let fixed = ["compare", old, new, "--suite", "timed.toml", "--fail-on", "never", "--format", "json"];
+        run(&folder, &[&fixed[..], more].concat(), code)
+    };
+    let (out, _) = compare(program, program, &["--rounds", "11"], 0);
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let row = &json["rows"][0];
+    assert_eq!((row["compared"].as_u64(), row["changes"].as_array().map(Vec::len)), (Some(2), Some(0)), "{out}");
+    let times = row["times"].as_array().unwrap();
+    assert_eq!(times.len(), 4, "two strategies, alone and with two threads");
+    assert!(times.iter().all(|time| time["rounds"] == 11), "{out}");
+    let together: Vec<&str> =
+        row["times_together"].as_array().unwrap().iter().filter_map(|time| time["case_id"].as_str()).collect();
+    assert_eq!(together, ["all cases", "all cases of caching", "all cases of tlsf"]);
+    let (_, err) = compare(program, program, &["--rounds", "5"], 2);
+    assert!(err.contains("cannot be reached with 5 rounds and 4 rows of times: at least 11 rounds"), "{err}");
+
+    let (out, _) = compare("direct", "caching", &["--rounds", "10", "--filter", "hot"], 0);
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let row = &json["rows"][0];
+    assert_eq!((row["compared"].as_u64(), row["times"].as_array().map(Vec::len)), (Some(1), Some(2)), "{out}");
+    let reserved = row["balance"].as_array().unwrap().iter().any(|row| row["column"] == "driver_calls");
+    assert!(reserved, "strategies are compared by the same cases: {out}");
+
+    let (_, err) = compare("tlfs", "caching", &[], 2);
+    assert!(err.contains("'tlfs' is not a program") && err.contains("tlsf"), "{err}");
+    let (_, err) = compare(program, "caching", &[], 2);
+    assert!(err.contains("compare two programs, or two strategies"), "{err}");
+    let (out, err) = compare("/bin/true", program, &["--rounds", "11"], 104);
+    assert!(out.is_empty() && err.contains("the worker process ended without an outcome"), "{out}{err}");
+    let (_, err) = run(&folder, &["compare", program, program], 2);
+    assert!(err.contains("say with --suite"), "{err}");
+}
+
+#[test]
+fn added_strategies_run_in_a_built_in_suite() {
+    let folder = TempDir::new().unwrap();
+    let list =
+        |more: &[&str]| run(&folder, &[&["run", "quick", "--list", "--filter", "quick/random/"], more].concat(), 0).0;
+    let own = list(&[]).lines().count();
+    assert_eq!(
+        list(&["--strategy", "tlsf,caching:max_split_size_mb:64,roundup_power2_divisions:4"]).lines().count(),
+        own + 2
+    );
+    assert_eq!(list(&["-s", "caching", "-s", "slab"]).lines().count(), own + 1, "a strategy of the suite is not added");
+    assert!(list(&["--strategy", "all"]).lines().count() > own + 10);
+    let (_, err) = run(&folder, &["run", "quick", "--strategy", "tlsf,budy"], 2);
+    assert!(err.contains("unknown strategy 'budy'") && err.contains("buddy"), "{err}");
+    let (_, err) = run(&folder, &["run", "claims", "--strategy", "tlsf"], 2);
+    assert!(err.contains("chooses its strategies itself"), "{err}");
+    let (out, _) =
+        run(&folder, &["run", "quick", "--filter", "quick/r", "--filter", "quick/p", "-s", "tlsf", "-o", "out"], 0);
+    assert!(out.contains("as a multiple of the bound") && out.contains("Medians by family"), "{out}");
+    let bounds = fs::read_to_string(folder.path().join("out/bounds.csv")).unwrap();
+    assert!(bounds.lines().any(|line| line.contains(",tlsf,random,1,1,")), "{bounds}");
 }

@@ -42,8 +42,8 @@ fn old_options_work_and_name_the_new_ones() {
             0,
         ),
         (
-            "techniques --model gpt-124m --set layers=2 --technique ckpt --memory 24GiB",
-            "techniques --model gpt-124m --set layers=2 --technique ckpt --card 24GiB",
+            "techniques --model reference-gpt-163m --set layers=2 --technique ckpt --memory 24GiB",
+            "techniques --model reference-gpt-163m --set layers=2 --technique ckpt --card 24GiB",
             "--memory is now --card",
             0,
         ),

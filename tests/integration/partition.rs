@@ -113,11 +113,11 @@ fn other_suite_kinds_can_be_divided() {
 }
 
 const TECHNIQUES: &str = "question = 'what saves?'\nkind = 'techniques'\n[[group]]\n\
-    workloads = ['training', 'gpt-124m']\nset = { layers = 1, context = 64, batch = 2 }\n";
+    workloads = ['training', 'reference-gpt-163m']\nset = { layers = 1, context = 64, batch = 2 }\n";
 
 /// Rows of two models, without the base row that the second model's row is compared with.
 const SOME_TECHNIQUES: &str = " --exact --filter training/base --filter training/amp --filter training/ckpt \
-    --filter training/zero1 --filter gpt-124m/amp";
+    --filter training/zero1 --filter reference-gpt-163m/amp";
 
 #[test]
 fn incomplete_technique_shards_are_refused() {

@@ -31,6 +31,14 @@ fn pytorch_without_history_is_refused() {
 }
 
 #[test]
+fn a_program_is_recorded_by_the_package() {
+    let refused = cargo_bin_cmd!("oomph").args(["record", "train.py", "--lr", "1"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains("python -m oomph record train.py --lr 1"), "{said}");
+}
+
+#[test]
 fn every_rank_writes_its_own_file() {
     if Command::new("python3").arg("--version").output().is_err() {
         println!("skipped: there is no python3");

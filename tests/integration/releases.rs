@@ -170,7 +170,7 @@ fn told_release_is_checked() {
     let path = seed(Release::new(12));
     let path = path.to_str().unwrap();
     let (out, _) = run(&folder, &["verify", "--release", "2.12", path], 0);
-    assert!(out.contains("PyTorch 2.12, told by --release"), "{out}");
+    assert!(out.contains("PyTorch 2.12, as told"), "{out}");
     let (out, _) = run(&folder, &["verify", "--release", "2.11", path], 2);
     assert!(out.contains("its entries have `pool_id`, which exists since 2.12"), "{out}");
     for command in ["inspect", "advise", "leaks", "replay", "threshold"] {

@@ -42,7 +42,7 @@ const TIME_TOLERANCE: f64 = 0.15;
 fn simulated() -> Vec<TechniqueRecord> {
     let of_interest = |technique: &&Technique| PYTORCH.iter().any(|measured| measured.technique == technique.id);
     let chosen: Vec<&Technique> = TECHNIQUES.iter().filter(of_interest).collect();
-    let models = vec![Recipe::named("gpt-355m").unwrap()];
+    let models = vec![Recipe::named("reference-gpt-406m").unwrap()];
     let question = TechniquesQuestion {
         techniques: chosen,
         cards: Vec::new(),

@@ -49,7 +49,7 @@ fn thresholds_match_twelve_capped_runs() {
         let bytes = found.needed_bytes.unwrap();
         for share in ["042", "047", "052"] {
             let run = format!("varlen_cap{share}{setting}");
-            let Companion { memory_fraction, counters } =
+            let Companion { memory_fraction, counters, .. } =
                 Companion::beside(Path::new(&path_of(&run))).unwrap().unwrap();
             let cap = (memory_fraction.unwrap() * total as f64) as u64;
             let survived = counters.ooms == Some(0);

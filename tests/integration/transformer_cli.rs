@@ -14,7 +14,7 @@ fn replay(workload: &str, settings: &[&str], code: i32) -> (String, String) {
 #[test]
 fn model_size_and_techniques_set_the_peaks() {
     let settings = ["layers=36", "width=1280", "heads=20", "batch=4", "techniques=amp,ckpt"];
-    let (out, _) = replay("gpt-124m", &settings, 0);
+    let (out, _) = replay("reference-gpt-163m", &settings, 0);
     let rows: serde_json::Value = serde_json::from_str(&out).unwrap();
     let row = &rows["rows"][0];
     let (allocated, reserved) =
@@ -26,7 +26,7 @@ fn model_size_and_techniques_set_the_peaks() {
 
 #[test]
 fn every_model_is_known_by_its_name() {
-    for name in ["gpt-124m", "gpt-355m", "gpt-1.3b", "gpt-13b"] {
+    for name in ["reference-gpt-163m", "reference-gpt-406m", "reference-gpt-1.4b", "reference-gpt-13b"] {
         replay(name, &["steps=1", "techniques=zero3:64,ckpt,amp"], 0);
     }
 }
@@ -40,7 +40,7 @@ fn impossible_models_are_refused_with_reason() {
         ("techniques=amp,chkpt", "'techniques' has no 'chkpt'; did you mean 'ckpt'?"),
         ("layer=3", "generator 'transformer' has no parameter 'layer'; did you mean 'layers'?"),
     ] {
-        let (out, err) = replay("gpt-124m", &[setting], 2);
+        let (out, err) = replay("reference-gpt-163m", &[setting], 2);
         assert_eq!(out, "", "{setting}");
         assert!(err.contains(reason), "{setting}: {err}");
     }
@@ -50,7 +50,7 @@ fn impossible_models_are_refused_with_reason() {
 fn older_names_are_accepted_with_one_note() {
     let small = ["layers=2", "batch=2", "steps=2"];
     let peak = |setting: &str| {
-        let (out, err) = replay("gpt-124m", &[small.as_slice(), &[setting]].concat(), 0);
+        let (out, err) = replay("reference-gpt-163m", &[small.as_slice(), &[setting]].concat(), 0);
         let rows: serde_json::Value = serde_json::from_str(&out).unwrap();
         (rows["rows"][0]["peak_allocated_bytes"].as_u64().unwrap(), err)
     };
@@ -75,7 +75,7 @@ fn techniques_are_added_to_what_is_set() {
     let folder = tempfile::tempdir().unwrap();
     let small = ["--set", "layers=4", "--set", "batch=4", "--no-cards"];
     let table = |settings: &[&str]| {
-        let arguments = ["techniques", "--model", "gpt-124m", "--technique", "ckpt", "--technique", "fp16"];
+        let arguments = ["techniques", "--model", "reference-gpt-163m", "--technique", "ckpt", "--technique", "fp16"];
         run(&folder, &[arguments.as_slice(), &small, settings].concat(), 0).0
     };
     let text = table(&["--set", "techniques=amp"]);
@@ -92,9 +92,9 @@ fn techniques_are_added_to_what_is_set() {
 fn recommendation_keeps_the_numerics_and_names_the_gpu() {
     let folder = tempfile::tempdir().unwrap();
     let small = ["--set", "layers=4", "--set", "batch=4", "--card", "8GiB"];
-    let techniques = ["techniques", "--model", "gpt-124m", "--technique", "bf16_model", "--technique", "amp"];
+    let techniques = ["techniques", "--model", "reference-gpt-163m", "--technique", "bf16_model", "--technique", "amp"];
     let (text, _) = run(&folder, &[techniques.as_slice(), &small].concat(), 0);
-    let advice = text.lines().find(|line| line.starts_with("gpt-124m: ")).unwrap();
+    let advice = text.lines().find(|line| line.starts_with("reference-gpt-163m: ")).unwrap();
     let order =
         ["no technique is needed", "`amp`", "which changes rounding", "an NVIDIA H200 (simulated) with 8.00 GiB"];
     let places = order.map(|part| advice.find(part).unwrap_or_else(|| panic!("{part}: {advice}")));

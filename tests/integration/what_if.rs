@@ -105,7 +105,7 @@ fn recorded_requests(name: &str) -> Trace {
 fn answer(question: &Question, trace: &Trace) -> Answer {
     let Question { from, real } = question;
     let settings = Recording::open(path_of(real), None, &NoProgress).unwrap().settings.conf().to_owned();
-    let Companion { memory_fraction: fraction, counters } = Companion::beside(&path_of(real)).unwrap().unwrap();
+    let Companion { memory_fraction: fraction, counters, .. } = Companion::beside(&path_of(real)).unwrap().unwrap();
 
     let mut device = SimDevice::new(SimConfig::default()).unwrap().placing_as(&trace.placements);
     let limit = fraction.map(|fraction| (fraction * device.props().total_bytes as f64) as u64);

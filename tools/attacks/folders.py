@@ -58,7 +58,7 @@ class FolderAttack(Attack):
         self.kinds = {
             "run": ["run", "../s.toml", "--jobs", "2"],
             "threshold": ["run", "../t.toml", "--jobs", "2"],
-            "techniques": ["techniques", "--model", "gpt-124m", "--set", "layers=1", "--no-cards", "--jobs", "2"],
+            "techniques": ["techniques", "--model", "reference-gpt-163m", "--set", "layers=1", "--no-cards", "--jobs", "2"],
         }
 
     def rounds(self, default):

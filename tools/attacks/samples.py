@@ -67,7 +67,7 @@ class Samples:
             "shard-1": ["run", self.suite, "--partition", "slice:1/2"],
             "shard-2": ["run", self.suite, "--partition", "slice:2/2"],
             "claimed": ["claims", "set-to-none"],
-            "techniques": ["techniques", "--model", "gpt-124m", "--set", "layers=1", "--technique", "amp", "--no-cards"],
+            "techniques": ["techniques", "--model", "reference-gpt-163m", "--set", "layers=1", "--technique", "amp", "--no-cards"],
         }
         for name, args in make.items():
             ended = program.start([*args, "--output", name], self.folder)

@@ -1,18 +1,18 @@
 #!/bin/bash
 # Builds PyTorch's own allocator as a plugin: native.so.
 # usage: build.sh PYTHON [OUTPUT]      over an installed PyTorch and a GPU; PYTHON is an interpreter that can import torch
-#        build.sh --stand-in [OUTPUT]  over the oracle's stand-in runtime, without a GPU; ../torch-oracle/build.sh comes first
+#        build.sh --oracle [OUTPUT]    from the libraries that ../torch-oracle/build.sh downloaded; runs on the simulated device
 # OUTPUT is target/torch-plugin/native.so by default.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 target=$here/../../target
-what=${1:?an interpreter that can import torch, or --stand-in}
+what=${1:?an interpreter that can import torch, or --oracle}
 output=${2:-$target/torch-plugin/native.so}
 mkdir -p "$(dirname "$output")"
 output=$(cd "$(dirname "$output")" && pwd)/$(basename "$output")
-if [ "$what" = --stand-in ]; then
+if [ "$what" = --oracle ]; then
   oracle=$(cd "$(dirname "${OOMPH_TORCH_ORACLE:-$target/torch-oracle/oracle}")" && pwd)
-  include="-I$oracle/torch/include -I$oracle/cuda/nvidia/cu13/include -DSTAND_IN"
+  include="-I$oracle/torch/include -I$oracle/cuda/nvidia/cu13/include"
   torch=$oracle/torch
   runtime=$oracle/libcudart.so.13
 else

@@ -1,6 +1,5 @@
 // PyTorch's own caching allocator with PyTorch's pluggable interface, so that it can be loaded like
-// any other plugin. Settings come from PYTORCH_CUDA_ALLOC_CONF. Built with -DSTAND_IN it runs over
-// the oracle's stand-in runtime.
+// any other plugin. Settings come from PYTORCH_CUDA_ALLOC_CONF.
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
@@ -10,10 +9,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
-
-#ifdef STAND_IN
-#include "../torch-oracle/stand_in_runtime.h"
-#endif
 
 namespace c10::cuda::_internal {
 C10_CUDA_API void setHasPrimaryContext(bool (*)(c10::DeviceIndex));
@@ -26,10 +21,6 @@ namespace caching = c10::cuda::CUDACachingAllocator;
 caching::CUDAAllocator& allocator(int device) {
   static std::once_flag once;
   std::call_once(once, [] {
-#ifdef STAND_IN
-    // An H200, like the simulated device.
-    stand_in_device(size_t{150109880320}, size_t{149558329344}, true);
-#endif
     c10::cuda::_internal::setHasPrimaryContext(+[](c10::DeviceIndex) { return true; });
     caching::get()->init(c10::cuda::device_count());
   });

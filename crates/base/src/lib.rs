@@ -7,7 +7,6 @@ mod catalog;
 mod file_text;
 mod layout;
 mod memory_limit;
-mod named_enum;
 mod output_file;
 pub mod packing;
 mod parallel;

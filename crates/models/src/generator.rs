@@ -12,8 +12,13 @@ use oomph_trace::TraceBuilder;
 /// Every generator, in the order in which `list` shows them.
 pub static GENERATORS: &[GeneratorEntry] = &[
     autograd::TRANSFORMER,
+    autograd::DECODER,
+    autograd::ENCODER,
+    autograd::VISION_ENCODER,
+    autograd::ENCODER_DECODER,
     autograd::FAULTY_TRAINING,
     autograd::RESNET,
+    autograd::GENERATION,
     autograd::SERVING,
     streams::STREAMS,
     single_stream::RANDOM,
@@ -40,6 +45,9 @@ pub trait Generator: Send {
 /// Starts a generator from the beginning of its trace; called once for every opening of the workload.
 pub type GeneratorStart = Arc<dyn Fn(SeededRandom) -> Box<dyn Generator> + Send + Sync>;
 
+/// Counts the weights of a model with these parameters.
+pub type WeightCounter = fn(&Parameters<'_>) -> Result<u64, WorkloadError>;
+
 /// What the registry knows about a generator.
 pub struct GeneratorEntry {
     /// Its name in recipes.
@@ -52,6 +60,8 @@ pub struct GeneratorEntry {
     pub parameters: &'static [Parameter],
     /// Reads and checks the parameters.
     pub build: fn(&Parameters<'_>) -> Result<GeneratorStart, WorkloadError>,
+    /// Counts the weights of the model, where it makes one.
+    pub count_weights: Option<WeightCounter>,
 }
 
 impl fmt::Debug for GeneratorEntry {

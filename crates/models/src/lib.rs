@@ -15,6 +15,7 @@
 //! ```
 
 mod autograd;
+mod config;
 mod error;
 mod generator;
 mod parameter;
@@ -25,7 +26,7 @@ mod workload;
 
 pub use autograd::NumericEffect;
 pub use error::{SettingPlace, WorkloadError};
-pub use generator::{GENERATORS, Generator, GeneratorEntry, GeneratorStart};
+pub use generator::{GENERATORS, Generator, GeneratorEntry, GeneratorStart, WeightCounter};
 pub use parameter::{GivenValue, Parameter, ParameterValues, Parameters};
 pub use random::{PowerLaw, SeededRandom};
 pub use recipe::{Recipe, all_recipes, is_recipe_name, recipe_names};

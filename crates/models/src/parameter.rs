@@ -237,6 +237,7 @@ mod tests {
             Parameter::words("techniques", "amp,ckpt", "", ""),
         ],
         build: |parameters| -> Result<GeneratorStart, WorkloadError> { Err(parameters.refuse("never built")) },
+        count_weights: None,
     };
 
     fn given(pairs: &[(&str, &str)]) -> BTreeMap<String, GivenValue> {

@@ -28,10 +28,24 @@ pub fn all_recipes() -> Vec<CatalogEntry> {
     CATALOG.all()
 }
 
+/// Names of earlier versions, and the names now. They were called after models of others, with other weights.
+const OLDER_NAMES: [(&str, &str); 5] = [
+    ("gpt-124m", "reference-gpt-163m"),
+    ("gpt-355m", "reference-gpt-406m"),
+    ("gpt-1.3b", "reference-gpt-1.4b"),
+    ("gpt-13b", "reference-gpt-13b"),
+    ("gpt-moe-8x124m", "reference-gpt-moe-560m"),
+];
+
 /// Whether there is a recipe of this name, in the current folder or in the binary.
 #[must_use]
 pub fn is_recipe_name(name: &str) -> bool {
-    CATALOG.own_file(name).is_some() || CATALOG.built_in_text(name).is_some()
+    CATALOG.own_file(name).is_some() || CATALOG.built_in_text(current_name(name)).is_some()
+}
+
+/// The name of a recipe of this program: the same, or the one that replaced it.
+fn current_name(name: &str) -> &str {
+    OLDER_NAMES.iter().find(|(older, _)| *older == name).map_or(name, |(_, now)| now)
 }
 
 /// A generator with its parameters, which are checked when the workload is made.
@@ -48,6 +62,8 @@ pub struct Recipe {
     given: BTreeMap<String, GivenValue>,
     /// Overrides of the file in their order, for the workload's name.
     overrides: Vec<(String, String)>,
+    /// What it was asked for by, where that is a name of earlier versions.
+    older_name: Option<String>,
     seed: u64,
 }
 
@@ -68,11 +84,13 @@ impl Recipe {
         if let Some(path) = CATALOG.own_file(name) {
             return Recipe::from_file(&path);
         }
-        let Some(text) = CATALOG.built_in_text(name) else {
+        let current = current_name(name);
+        let Some(text) = CATALOG.built_in_text(current) else {
             let (suggestion, known) = CATALOG.nearest_and_all(name);
             return Err(WorkloadError::UnknownWorkload { name: name.to_owned(), suggestion, known });
         };
-        Recipe::parse(name, &format!("workloads/{name}.toml"), text)
+        let recipe = Recipe::parse(current, &format!("workloads/{current}.toml"), text)?;
+        Ok(Recipe { older_name: (current != name).then(|| name.to_owned()), ..recipe })
     }
 
     /// The recipe in a file; its name is the file's, without the ending.
@@ -107,8 +125,56 @@ impl Recipe {
             origin: parsed.origin,
             given,
             overrides: Vec::new(),
+            older_name: None,
             seed: 0,
         })
+    }
+
+    /// A recipe of a generator with these settings, from a file that is not a recipe.
+    pub(crate) fn of_settings(
+        name: String,
+        generator: &'static GeneratorEntry,
+        file: &str,
+        settings: Vec<(&'static str, String)>,
+    ) -> Recipe {
+        let place = SettingPlace::File { file: file.to_owned(), line: 1, column: 1 };
+        let given = settings.into_iter().map(|(key, text)| {
+            let GivenValue { value, .. } = GivenValue::typed(key, &text);
+            (key.to_owned(), GivenValue { value, place: place.clone() })
+        });
+        Recipe {
+            name,
+            generator,
+            purpose: "A model by its configuration.".to_owned(),
+            origin: format!("{file}, as Hugging Face's transformers runs it"),
+            given: given.collect(),
+            overrides: Vec::new(),
+            older_name: None,
+            seed: 0,
+        }
+    }
+
+    /// The number of weights, where the generator makes a model.
+    pub fn weight_count(&self) -> Result<Option<u64>, WorkloadError> {
+        let parameters = Parameters::new(&self.name, self.generator, &self.given)?;
+        self.generator.count_weights.map(|count| count(&parameters)).transpose()
+    }
+
+    /// The same model answering prompts instead of learning: prompts and answers together have the length of the context,
+    /// and answers at most this many tokens. Nothing where that is not modelled.
+    #[must_use]
+    pub fn answering(&self, answer: u64) -> Option<Recipe> {
+        if self.generator.name != autograd::DECODER.name {
+            return None;
+        }
+        let generator = &autograd::GENERATION;
+        let context = self.count("context")?;
+        let answer = answer.min(context / 2).max(1);
+        let is_shared = |key: &String| generator.parameters.iter().any(|parameter| parameter.name == key);
+        let given = self.given.iter().filter(|(key, _)| is_shared(key));
+        let given = given.map(|(key, given)| (key.clone(), given.clone())).collect();
+        let recipe = Recipe { generator, given, overrides: Vec::new(), ..self.clone() };
+        Some(recipe.with("prompt", &(context - answer).to_string()).with("answer", &answer.to_string()))
     }
 
     /// Sets a parameter from a text: TOML where it is TOML, otherwise the text itself.
@@ -192,7 +258,9 @@ impl Recipe {
     /// What is set by an older name: a sentence each, with the name to use.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
-        self.read_technique_words().unwrap_or_default().notes
+        let now = &self.name;
+        let of_name = self.older_name.iter().map(|older| format!("'{older}' is an older name; write {now}"));
+        of_name.chain(self.read_technique_words().unwrap_or_default().notes).collect()
     }
 
     fn read_technique_words(&self) -> Result<TechniqueWords, WorkloadError> {
@@ -241,6 +309,52 @@ mod tests {
             .map_err(|error| error.to_string().replace(&format!("{}/", folder.path().display()), ""))
     }
 
+    /// Weights of the models that workloads are called after, as their authors publish them (for BERT with the head for
+    /// masked tokens, whose weights are those of the table of tokens).
+    const PUBLISHED_WEIGHTS: [(&str, u64); 10] = [
+        ("gpt2", 124_439_808),
+        ("llama-3.2-1b", 1_235_814_400),
+        ("llama-2-7b", 6_738_415_616),
+        ("llama-3.1-8b", 8_030_261_248),
+        ("mistral-7b", 7_241_732_096),
+        ("qwen3-0.6b", 596_049_920),
+        ("bert-base-uncased", 109_514_298),
+        ("t5-small", 60_506_624),
+        ("vit-base-patch16-224", 86_567_656),
+        ("resnet-50", 25_557_032),
+    ];
+
+    fn is_published_model(name: &str) -> bool {
+        PUBLISHED_WEIGHTS.iter().any(|(published, _)| *published == name)
+    }
+
+    #[test]
+    fn workloads_called_after_a_model_are_that_model() {
+        for (name, weights) in PUBLISHED_WEIGHTS {
+            assert_eq!(Recipe::named(name).unwrap().weight_count().unwrap(), Some(weights), "{name}");
+        }
+        for (name, millions) in [("163m", 163), ("406m", 406), ("1.4b", 1_419), ("13b", 13_111), ("moe-560m", 560)] {
+            let recipe = Recipe::named(&format!("reference-gpt-{name}")).unwrap();
+            let weights = recipe.weight_count().unwrap().unwrap();
+            assert_eq!((weights + 500_000) / 1_000_000, millions, "reference-gpt-{name}");
+        }
+    }
+
+    #[test]
+    fn older_names_of_workloads_are_read_with_a_note() {
+        for (older, now) in OLDER_NAMES {
+            let recipe = Recipe::named(older).unwrap();
+            assert_eq!((recipe.name.as_str(), is_recipe_name(older)), (now, true));
+            assert_eq!(recipe.notes(), [format!("'{older}' is an older name; write {now}")]);
+            assert!(Recipe::named(now).unwrap().notes().is_empty());
+        }
+    }
+
+    /// Benchmarks of other allocators are as short as their authors made them.
+    fn is_of_a_peer(name: &str) -> bool {
+        name.starts_with("kernels-") || name.starts_with("priming-")
+    }
+
     #[test]
     fn embedded_recipes_are_consistent_and_of_suite_size() {
         assert!(recipe_names().count() >= 8);
@@ -252,6 +366,7 @@ mod tests {
             // Exhibits are as long and as large as the reports that they come from, and finds as small as they could be made.
             let is_exhibit = name.starts_with("museum-") || name.starts_with("adversary-");
             let events = match name {
+                _ if is_of_a_peer(name) => 200..5_000,
                 _ if for_timing => 400_000..1_000_000,
                 // A token takes a pass through all layers, and an answer hundreds of tokens.
                 _ if name.starts_with("llm-") => 100_000..1_000_000,
@@ -263,9 +378,10 @@ mod tests {
             let sizes = match name {
                 _ if for_timing => 0.0..40.0,
                 // The large models are there to not fit.
-                _ if name.starts_with("gpt-") => 0.5..400.0,
+                _ if name.starts_with("reference-gpt-") || is_published_model(name) => 0.5..400.0,
                 _ if name.starts_with("load-") => 0.5..800.0,
                 _ if is_exhibit => 0.1..80.0,
+                _ if is_of_a_peer(name) => 0.0..80.0,
                 _ => 0.5..40.0,
             };
             assert!(sizes.contains(&gigabytes), "{name}: {gigabytes} GB live");
@@ -292,7 +408,7 @@ mod tests {
             }
             let expected: &[Category] = match generator {
                 // The activation is the last loss.
-                "transformer" | "resnet" => &[
+                "transformer" | "resnet" | "decoder" | "encoder" | "encoder_decoder" | "vision_encoder" => &[
                     Category::Parameter,
                     Category::Optimizer,
                     Category::Activation,
@@ -320,7 +436,7 @@ mod tests {
                 marks(MarkKind::Step).map(|(_, index)| index).eq(0..marks(MarkKind::Step).count() as u32),
                 "{name}"
             );
-            assert!(marks(MarkKind::Step).count() > 1, "{name}");
+            assert!(marks(MarkKind::Step).count() > usize::from(!is_of_a_peer(name)), "{name}");
             assert!(marks(MarkKind::Phase).next().is_some(), "{name}");
             if name == "training" {
                 let phases: Vec<_> =
@@ -341,9 +457,11 @@ mod tests {
             let differs = events != read(&seeded(2)).0;
             let generator = Recipe::named(name).unwrap().generator;
             let is_without_chance = match generator.name {
-                "transformer" => !["variable-length", "gpt-moe-8x124m"].contains(&name),
+                "transformer" => !["variable-length", "reference-gpt-moe-560m"].contains(&name),
+                "decoder" | "encoder" | "encoder_decoder" | "vision_encoder" => true,
                 "faulty_training" => !name.starts_with("churn"),
-                _ => false,
+                // One size on one stream leaves nothing to chance.
+                _ => name == "kernels-1",
             };
             assert_eq!(differs, generator.seeded && !is_without_chance, "{name}");
         }

@@ -14,14 +14,15 @@
 mod recorded;
 mod release;
 mod settings;
-mod variable;
 
 pub use recorded::{InitialLayout, RecordedSettings, RecordedValue};
 pub use release::{
     AllocatorRules, FractionRule, PoolFallback, PoolRules, Release, ReleaseError, ReleaseSpan, TieOrder,
 };
-pub use settings::{AllocatorSettings, AllocatorSettingsError, CONF_VARIABLE, RangeReserve, UNLIMITED};
-pub use variable::{NEW_CONF_VARIABLE, export_line, variable_note};
+pub use settings::{
+    AllocatorSettings, AllocatorSettingsError, CONF_VARIABLE, NEW_CONF_VARIABLE, RangeReserve, UNLIMITED, export_line,
+    variable_note,
+};
 
 use oomph_base::{MIB, round_up};
 

@@ -4,6 +4,8 @@ use std::sync::OnceLock;
 
 use oomph_driver::FIRST_RESERVED;
 
+use crate::served_call::{ADDRESS_BYTES, ADDRESS_END};
+
 /// The device and the assumptions, from the environment.
 #[derive(Clone, Debug)]
 pub struct Card {
@@ -95,24 +97,29 @@ impl Card {
     }
 }
 
+static CARD: OnceLock<Card> = OnceLock::new();
+
 /// The card of this process.
 pub fn card() -> &'static Card {
-    static CARD: OnceLock<Card> = OnceLock::new();
-    CARD.get_or_init(|| {
-        reserve_windows();
-        Card::parse(&std::env::var("OOMPH_SHADOW_DEVICE").unwrap_or_default())
-    })
+    CARD.get_or_init(|| open(&std::env::var("OOMPH_SHADOW_DEVICE").unwrap_or_default()))
+}
+
+/// Sets the card of this process. The first description counts.
+pub fn describe(text: &str) {
+    CARD.get_or_init(|| open(text));
+}
+
+fn open(text: &str) -> Card {
+    reserve_windows();
+    Card::parse(text)
 }
 
 const TIB: u64 = 1 << 40;
 /// More devices than any machine has that PyTorch addresses from one process.
 pub const MAX_DEVICES: u64 = 16;
-/// `cuMemAlloc` memory of all devices ends here. Linux puts programs and their heaps at 85 TiB to 101 TiB and maps files
-/// and stacks from 128 TiB downwards, by up to 16 TiB less with 32 random bits (`vm.mmap_rnd_bits`); between them nothing
-/// is placed. The driver takes addresses just below 127 TiB, but only differences of addresses matter to allocators.
-const DEVICE_END: u64 = 111 * TIB;
+const DEVICE_END: u64 = ADDRESS_END;
 /// Addresses of one device.
-const DEVICE_WINDOW: u64 = TIB / 2;
+const DEVICE_WINDOW: u64 = ADDRESS_BYTES / MAX_DEVICES;
 /// Reserved ranges end here. PyTorch reserves 1.125 times the card's memory for each pool and stream.
 pub const RESERVED_END: u64 = 16 * TIB;
 

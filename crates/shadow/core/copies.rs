@@ -6,7 +6,8 @@ use crate::{
     arguments::{In, Out, copy_host, host_bytes},
     card::{card, is_device_address},
     errors::{CAPTURE_UNSUPPORTED, SUCCESS, conclude},
-    launch,
+    launch, served,
+    served_call::ServedCall,
     state::{self, Shadow},
     streams, values,
 };
@@ -52,6 +53,9 @@ fn copy(target: u64, source: u64, bytes: u64, stream: u64, host_waits: bool) -> 
         return SUCCESS;
     }
     let (to_device, from_device) = (is_device_address(target), is_device_address(source));
+    if to_device && let Some(code) = served::code(ServedCall::Overwrite, [target, bytes, stream]) {
+        return code;
+    }
     if from_device && bytes <= card().keep {
         values::settle(source, bytes);
     }
@@ -148,6 +152,9 @@ fn fill(target: u64, pattern: &[u8], count: u64, stream: u64) -> i32 {
             Out(target as *mut u8).set_at(index, pattern[index % pattern.len()]);
         }
         return SUCCESS;
+    }
+    if let Some(code) = served::code(ServedCall::Overwrite, [target, bytes, stream]) {
+        return code;
     }
     let mut shadow = state::lock();
     let nanos = streams::KERNEL_FLOOR_NANOS + bytes / DEVICE_COPY_BYTES_PER_NANO;

@@ -19,8 +19,9 @@ use crate::{
     card::is_device_address,
     compute::{self, Computed, Recipe, compute},
     errors::{INVALID_VALUE, SUCCESS},
-    state::{self, Shadow},
+    state::{self, Shadow, current},
     streams,
+    values::UNKNOWN_LENGTH,
 };
 
 /// A kernel and what its name says.
@@ -64,7 +65,8 @@ impl Kernel {
             // whose type does not name the predicate.
             () if nonzero && name.contains("DeviceReduce") => KernelKind::NonzeroCount,
             () if name.contains("DeviceReduceSingleTile") => KernelKind::SecondPass,
-            () if name.contains("multi_outputs") => KernelKind::Other,
+            // Values and their places: two outputs behind the input.
+            () if name.contains("multi_outputs") || name.contains("_with_indices") => KernelKind::Other,
             () if POINTERS_FIRST.iter().any(|part| name.contains(part)) => KernelKind::OutputFirst(0),
             // (int count, functor, pointers, ..) or (int count, lambda), see CUDALoops.cuh.
             () if POINTERS_THIRD.iter().any(|part| name.contains(part)) => KernelKind::OutputFirst(2),
@@ -157,6 +159,9 @@ fn launch(function: u64, grid: [u32; 3], block: [u32; 3], arguments: In<u64>, st
     let items = (kind == KernelKind::NonzeroCount).then(|| arguments.get_at(2)).flatten();
     let items = items.and_then(|pointer| In(pointer as *const u32).get()).map(u64::from);
     let mut shadow = state::lock();
+    if kernel.as_ref().is_some_and(|kernel| kernel.is_elementwise()) {
+        shadow.devices[current::device()].kernels_run();
+    }
     let captured = work(&mut shadow, stream, nanos);
     // Nothing is computed while a graph is captured; its launches forget what its kernels write.
     let recipe = kernel.as_ref().and_then(|kernel| kernel.recipe()).filter(|_| !captured);
@@ -177,13 +182,30 @@ fn launch(function: u64, grid: [u32; 3], block: [u32; 3], arguments: In<u64>, st
     SUCCESS
 }
 
-/// How many bytes the last kernel of a stream writes from its output on, where it is element-wise: its first argument is the
-/// number of elements. 1 where it is not known.
+/// How many bytes the last kernel of a stream writes from its output on: the first argument of an element-wise kernel is the
+/// number of elements, and a sum along a dimension has its numbers of rows and columns behind its pointers.
 fn written_bytes(shadow: &Shadow, stream: u64, arguments: In<u64>) -> u64 {
     let kernel = shadow.counters.last_kernels.get(&stream).and_then(|last| last.kernel.as_ref());
-    let Some(kernel) = kernel.filter(|kernel| kernel.is_elementwise()) else { return 1 };
-    let count = arguments.get_at(0).and_then(|at| In(at as *const i32).get()).unwrap_or(0);
-    u64::from(count.max(0).unsigned_abs()) * kernel.element_bytes()
+    let counts = match kernel {
+        Some(kernel) if kernel.is_elementwise() => 0..1,
+        Some(kernel) if kernel.name.contains("scan_innermost_dim") => 2..4,
+        Some(kernel) if kernel.name.contains("scan_outer_dim") => 2..5,
+        // cub's sums begin with the states of their tiles: 16 bytes each, and 32 more.
+        Some(kernel) if kernel.name.contains("DeviceScanInitKernel") => {
+            return u64::from(number_at(arguments, 1)).saturating_add(32).saturating_mul(16);
+        }
+        Some(kernel) if kernel.name.contains("CatArrayBatchedCopy") => {
+            return compute::concatenated_bytes(&kernel.name, arguments).unwrap_or(UNKNOWN_LENGTH);
+        }
+        _ => return UNKNOWN_LENGTH,
+    };
+    let elements = counts.map(|index| u64::from(number_at(arguments, index))).fold(1, u64::saturating_mul);
+    elements.saturating_mul(kernel.map_or(1, |kernel| kernel.element_bytes()))
+}
+
+/// An argument that is a count.
+fn number_at(arguments: In<u64>, index: usize) -> u32 {
+    arguments.get_at(index).and_then(|at| In(at as *const i32).get()).unwrap_or(0).max(0).unsigned_abs()
 }
 
 /// Queues work: it takes time. Whether it is part of a capture.
@@ -207,12 +229,13 @@ pub fn library_work(stream: u64, name: &'static str, nanos: u64, output: u64) ->
         made
     });
     let mut shadow = state::lock();
+    shadow.devices[current::device()].kernels_run();
     let captured = work(&mut shadow, stream, nanos);
     if captured {
-        shadow.captures.note_write(stream, output, 1);
+        shadow.captures.note_write(stream, output, UNKNOWN_LENGTH);
     }
     shadow.counters.last_kernels.insert(stream, LastKernel { kernel: Some(kernel), ..LastKernel::default() });
-    shadow.values.forget_from(output, 1);
+    shadow.values.forget_from(output, UNKNOWN_LENGTH);
     captured
 }
 
@@ -411,6 +434,42 @@ mod tests {
         assert_eq!((known(device), known(device + 512)), (true, false), "the first is the input");
         launch_with("unknown", &[device, device + 4096]);
         assert!(!known(device));
+        // Two values without a gap: a write of unknown length may overwrite both, but not one behind a gap.
+        // Addresses on the stack would be taken for arguments, so there are offsets.
+        let offsets = [0, 4, 12];
+        offsets.iter().for_each(|offset| keep(device + offset));
+        launch_with("unknown", &[device, device + 4096]);
+        assert_eq!(offsets.map(|offset| known(device + offset)), [false, false, true]);
+        memory::free(device);
+    }
+
+    #[test]
+    fn a_sum_along_a_dimension_overwrites_its_rows_and_columns() {
+        let device = memory::allocate(1 << 20).unwrap();
+        let known = |address: u64| state::lock().values.get(address, 4).is_some();
+        for offset in [0, 512, 1024] {
+            state::lock().values.put(device + offset, vec![1; 4]);
+        }
+        // Two rows of 32 numbers of eight bytes.
+        let (pointers, counts) = ([device, device + 4096], [2_u32, 32]);
+        let arguments = [
+            &raw const pointers[0] as u64,
+            &raw const pointers[1] as u64,
+            &raw const counts[0] as u64,
+            &raw const counts[1] as u64,
+        ];
+        register(0x78, "tensor_kernel_scan_innermost_dimIl");
+        launch(0x78, [1; 3], [1; 3], In(arguments.as_ptr()), 0);
+        assert_eq!([0, 512, 1024].map(|offset| known(device + offset)), [false, true, true]);
+        let counts = [4_u32, 40];
+        let arguments = [
+            &raw const pointers[0] as u64,
+            &raw const pointers[1] as u64,
+            &raw const counts[0] as u64,
+            &raw const counts[1] as u64,
+        ];
+        launch(0x78, [1; 3], [1; 3], In(arguments.as_ptr()), 0);
+        assert_eq!([512, 1024].map(|offset| known(device + offset)), [false, false]);
         memory::free(device);
     }
 

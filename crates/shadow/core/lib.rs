@@ -16,6 +16,8 @@
 
 #[path = "../src/functions/mod.rs"]
 mod functions;
+#[path = "../src/served_call.rs"]
+mod served_call;
 
 #[macro_use]
 mod arguments;
@@ -23,13 +25,34 @@ mod binding;
 mod card;
 mod generic;
 mod report;
+mod served;
 mod state;
 
 mod capture;
 mod compute;
 mod copies;
 mod cublas;
-mod cudnn;
+mod cudnn {
+    //! cuDNN: the backend API with descriptors, and the older calls with sizes.
+
+    pub mod backend;
+    mod convolutions;
+    pub mod installed;
+    #[cfg(test)]
+    mod installed_tests;
+    pub mod legacy;
+    pub mod recurrent;
+    mod stream_k;
+    #[cfg(test)]
+    mod stream_k_tests;
+    mod twins;
+    mod workspace;
+
+    /// `CUDNN_STATUS_SUCCESS`.
+    const SUCCESS: i32 = 0;
+    /// `CUDNN_STATUS_BAD_PARAM`.
+    const BAD_PARAM: i32 = 2000;
+}
 mod driver_api;
 mod errors;
 #[cfg(test)]

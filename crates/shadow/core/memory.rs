@@ -8,7 +8,10 @@ use crate::{
     arguments::{In, Out},
     card::{self, card},
     errors::{INVALID_DEVICE, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS, conclude},
-    host_memory, properties, state,
+    host_memory, pools, properties,
+    served::{self, Origin},
+    served_call::ServedCall,
+    state,
     state::current,
     streams,
 };
@@ -30,6 +33,11 @@ impl DeviceMemory {
     pub fn new(device: usize) -> DeviceMemory {
         let (lowest, end) = card::window(device);
         DeviceMemory { space: AddressSpace::between(lowest, end, PAGE_BYTES), live: BTreeMap::new(), held: 0, peak: 0 }
+    }
+
+    /// An element-wise kernel or one of a library runs on the device.
+    pub fn kernels_run(&mut self) {
+        self.space.kernels_run();
     }
 
     /// Bytes that are left.
@@ -87,11 +95,14 @@ impl DeviceMemory {
 
 /// Allocates on the thread's device.
 pub fn allocate(bytes: u64) -> Result<u64, i32> {
-    let mut shadow = state::lock();
-    shadow.clocks.elapse(streams::MALLOC_NANOS);
     if bytes == 0 {
         return Ok(0);
     }
+    if let Some(served) = served::value(ServedCall::MemAlloc, [bytes, 0, 0]) {
+        return served.inspect(|&start| served::note(start, bytes, Origin::Allocated));
+    }
+    let mut shadow = state::lock();
+    shadow.clocks.elapse(streams::MALLOC_NANOS);
     shadow.devices[current::device()].allocate(bytes).ok_or(OUT_OF_MEMORY)
 }
 
@@ -99,6 +110,9 @@ pub fn allocate(bytes: u64) -> Result<u64, i32> {
 pub fn free(address: u64) -> i32 {
     if address == 0 {
         return SUCCESS;
+    }
+    if served::is_set() {
+        return free_served(address);
     }
     let mut shadow = state::lock();
     shadow.clocks.synchronize_all();
@@ -115,8 +129,26 @@ pub fn free(address: u64) -> i32 {
     }
 }
 
+/// Frees memory of the server. `cudaFree` also takes memory of a stream-ordered pool, and managed memory.
+fn free_served(address: u64) -> i32 {
+    match served::containing(address) {
+        Some((start, _, Origin::OfPool)) if start == address => pools::free_served(address, 0),
+        None if host_memory::kind_of(address).is_some() => host_memory::free(address),
+        _ => {
+            let code = served::code(ServedCall::MemFree, [address, 0, 0]).unwrap_or(INVALID_VALUE);
+            if code == SUCCESS {
+                served::forget(address, 1, Origin::Allocated);
+            }
+            code
+        }
+    }
+}
+
 /// The allocation that contains an address: device, start, length.
 pub fn allocation_at(address: u64) -> Option<(usize, u64, u64)> {
+    if served::is_set() {
+        return served::containing(address).map(|(start, bytes, _)| (0, start, bytes));
+    }
     let shadow = state::lock();
     if let Some(device) = card::window_of(address) {
         return shadow.devices.get(device)?.containing(address).map(|(start, bytes)| (device, start, bytes));
@@ -126,6 +158,11 @@ pub fn allocation_at(address: u64) -> Option<(usize, u64, u64)> {
 }
 
 fn memory_info(free: Out<u64>, total: Out<u64>) -> i32 {
+    if let Some((code, [free_bytes, total_bytes, ..])) = served::ask(ServedCall::MemGetInfo, [0; 3]) {
+        free.set(free_bytes);
+        total.set(total_bytes);
+        return code;
+    }
     free.set(state::lock().devices[current::device()].free_bytes());
     total.set(card().total);
     SUCCESS

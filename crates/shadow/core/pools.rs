@@ -8,6 +8,8 @@ use crate::{
     arguments::{In, Out, new_handle},
     errors::{INVALID_VALUE, OUT_OF_MEMORY, SUCCESS, conclude},
     memory::PAGE_BYTES,
+    served::{self, Origin},
+    served_call::ServedCall,
     state::{self, Shadow, current},
     streams,
 };
@@ -34,6 +36,8 @@ struct Pool {
     reserved_high: u64,
     used: u64,
     used_high: u64,
+    /// Its number at the server, where one is set. The default pool is 0.
+    served: u64,
 }
 
 impl Pool {
@@ -48,7 +52,16 @@ impl Pool {
             reserved_high: 0,
             used: 0,
             used_high: 0,
+            served: 0,
         }
+    }
+
+    /// The rules as the server takes them.
+    fn served_settings(&self) -> [u64; 3] {
+        let PoolRules { follow_event_dependencies, allow_opportunistic, allow_internal_dependencies } = self.rules;
+        let flags = [follow_event_dependencies, allow_opportunistic, allow_internal_dependencies];
+        let bits = flags.iter().rev().fold(0, |bits, &flag| bits << 1 | u64::from(flag));
+        [self.served, self.threshold, bits]
     }
 }
 
@@ -159,6 +172,12 @@ impl Shadow {
 fn attribute(pool: u64, attribute: i32, value: *mut u8) -> i32 {
     let shadow = state::lock();
     let Some(pool) = shadow.pools.by_handle.get(&pool) else { return INVALID_VALUE };
+    if (5..=8).contains(&attribute)
+        && let Some((code, usage)) = served::ask(ServedCall::PoolUsage, [pool.served, 0, 0])
+    {
+        Out(value.cast::<u64>()).set(usage[attribute as usize - 5]);
+        return code;
+    }
     let flag = |set: bool| Out(value.cast::<i32>()).set(i32::from(set));
     match attribute {
         1 => flag(pool.rules.follow_event_dependencies),
@@ -188,11 +207,20 @@ fn set_attribute(pool: u64, attribute: i32, value: *const u8) -> i32 {
         8 => pool.used_high = pool.used,
         _ => return INVALID_VALUE,
     }
-    SUCCESS
+    let settings = pool.served_settings();
+    drop(shadow);
+    served::code(ServedCall::PoolConfigure, settings).unwrap_or(SUCCESS)
 }
 
 fn create(pool: Out<u64>) -> i32 {
-    pool.set(state::lock().pools.create(current::device()));
+    let served = match served::value(ServedCall::PoolCreate, [0; 3]) {
+        Some(Err(code)) => return code,
+        made => made.and_then(Result::ok).unwrap_or(0),
+    };
+    let mut shadow = state::lock();
+    let handle = shadow.pools.create(current::device());
+    shadow.pools.by_handle.entry(handle).and_modify(|pool| pool.served = served);
+    pool.set(handle);
     SUCCESS
 }
 
@@ -200,6 +228,12 @@ fn destroy(pool: u64) -> i32 {
     let mut shadow = state::lock();
     if shadow.pools.defaults.contains(&pool) {
         return INVALID_VALUE;
+    }
+    if let Some(of) = shadow.pools.by_handle.get(&pool)
+        && let Some(code) = served::code(ServedCall::PoolDestroy, [of.served, 0, 0])
+        && code != SUCCESS
+    {
+        return code;
     }
     shadow.clocks.synchronize_all();
     shadow.shrink(pool, 0);
@@ -227,7 +261,14 @@ fn choose(device: i32, pool: u64) -> i32 {
 fn allocate(pointer: Out<u64>, bytes: u64, pool: Option<u64>, stream: u64) -> i32 {
     let mut shadow = state::lock();
     let pool = pool.unwrap_or(shadow.pools.chosen[current::device()]);
-    match shadow.allocate_ordered(pool, bytes, stream) {
+    let allocated = match shadow.pools.by_handle.get(&pool).map(|pool| pool.served) {
+        Some(number) if served::is_set() => {
+            drop(shadow);
+            allocate_served(number, bytes, stream)
+        }
+        _ => shadow.allocate_ordered(pool, bytes, stream),
+    };
+    match allocated {
         Ok(start) => {
             pointer.set(start);
             SUCCESS
@@ -239,15 +280,46 @@ fn allocate(pointer: Out<u64>, bytes: u64, pool: Option<u64>, stream: u64) -> i3
     }
 }
 
+fn allocate_served(pool: u64, bytes: u64, stream: u64) -> Result<u64, i32> {
+    if bytes == 0 {
+        return Ok(0);
+    }
+    let start = served::value(ServedCall::AllocAsync, [pool, bytes, stream]).unwrap_or(Err(INVALID_VALUE))?;
+    served::note(start, bytes, Origin::OfPool);
+    Ok(start)
+}
+
+/// Frees memory of one of the server's pools.
+pub fn free_served(address: u64, stream: u64) -> i32 {
+    let code = served::code(ServedCall::FreeAsync, [address, stream, 0]).unwrap_or(INVALID_VALUE);
+    if code == SUCCESS {
+        served::forget(address, 1, Origin::OfPool);
+    }
+    code
+}
+
+fn free(address: u64, stream: u64) -> i32 {
+    match served::is_set() {
+        true if address == 0 => SUCCESS,
+        true => free_served(address, stream),
+        false => state::lock().free_ordered(address, stream),
+    }
+}
+
 fn trim(pool: u64, keep: u64) -> i32 {
-    state::lock().shrink(pool, keep);
+    let mut shadow = state::lock();
+    let number = shadow.pools.by_handle.get(&pool).map_or(0, |pool| pool.served);
+    if let Some(code) = served::code(ServedCall::PoolTrim, [number, keep, 0]) {
+        return code;
+    }
+    shadow.shrink(pool, keep);
     SUCCESS
 }
 
 cuda_functions! {
     fn cudaMallocAsync(pointer: Out<u64>, bytes: u64, stream: u64) -> i32 { conclude(allocate(pointer, bytes, None, stream)) }
     fn cudaMallocFromPoolAsync(pointer: Out<u64>, bytes: u64, pool: u64, stream: u64) -> i32 { conclude(allocate(pointer, bytes, Some(pool), stream)) }
-    fn cudaFreeAsync(pointer: u64, stream: u64) -> i32 { conclude(state::lock().free_ordered(pointer, stream)) }
+    fn cudaFreeAsync(pointer: u64, stream: u64) -> i32 { conclude(free(pointer, stream)) }
     fn cudaDeviceGetDefaultMemPool(pool: Out<u64>, device: i32) -> i32 { device_pool(pool, device, true) }
     fn cudaDeviceGetMemPool(pool: Out<u64>, device: i32) -> i32 { device_pool(pool, device, false) }
     fn cudaDeviceSetMemPool(device: i32, pool: u64) -> i32 { choose(device, pool) }
@@ -258,7 +330,7 @@ cuda_functions! {
     fn cudaMemPoolTrimTo(pool: u64, keep: u64) -> i32 { trim(pool, keep) }
     fn cuMemAllocAsync(pointer: Out<u64>, bytes: u64, stream: u64) -> i32 { allocate(pointer, bytes, None, stream) }
     fn cuMemAllocFromPoolAsync(pointer: Out<u64>, bytes: u64, pool: u64, stream: u64) -> i32 { allocate(pointer, bytes, Some(pool), stream) }
-    fn cuMemFreeAsync(pointer: u64, stream: u64) -> i32 { state::lock().free_ordered(pointer, stream) }
+    fn cuMemFreeAsync(pointer: u64, stream: u64) -> i32 { free(pointer, stream) }
     fn cuDeviceGetDefaultMemPool(pool: Out<u64>, device: i32) -> i32 { device_pool(pool, device, true) }
     fn cuDeviceGetMemPool(pool: Out<u64>, device: i32) -> i32 { device_pool(pool, device, false) }
     fn cuDeviceSetMemPool(device: i32, pool: u64) -> i32 { choose(device, pool) }

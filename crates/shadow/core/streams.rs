@@ -10,6 +10,8 @@ use crate::{
     arguments::Out,
     capture,
     errors::{CAPTURE_UNSUPPORTED, INVALID_VALUE, NOT_READY, SUCCESS, conclude},
+    served,
+    served_call::ServedCall,
     state::{self, Shadow},
 };
 
@@ -147,7 +149,28 @@ impl Shadow {
     }
 }
 
+fn record(event: u64, stream: u64) -> i32 {
+    served::code(ServedCall::EventRecord, [event, stream, 0]).unwrap_or_else(|| state::lock().record(event, stream))
+}
+
+fn wait_event(stream: u64, event: u64) -> i32 {
+    let served = served::code(ServedCall::StreamWaitEvent, [stream, event, 0]);
+    served.unwrap_or_else(|| state::lock().wait_event(stream, event))
+}
+
+/// Whether something is done, as a code.
+fn readiness(served: Result<u64, i32>) -> i32 {
+    match served {
+        Ok(0) => NOT_READY,
+        Ok(_) => SUCCESS,
+        Err(code) => code,
+    }
+}
+
 fn stream_synchronize(stream: u64) -> i32 {
+    if let Some(code) = served::code(ServedCall::StreamSynchronize, [stream, 0, 0]) {
+        return code;
+    }
     let mut shadow = state::lock();
     if shadow.captures.of_stream(stream) != 0 {
         return CAPTURE_UNSUPPORTED;
@@ -158,6 +181,9 @@ fn stream_synchronize(stream: u64) -> i32 {
 }
 
 fn device_synchronize() -> i32 {
+    if let Some(code) = served::code(ServedCall::CtxSynchronize, [0; 3]) {
+        return code;
+    }
     let mut shadow = state::lock();
     if shadow.captures.any_active() {
         return CAPTURE_UNSUPPORTED;
@@ -168,12 +194,18 @@ fn device_synchronize() -> i32 {
 }
 
 fn stream_query(stream: u64) -> i32 {
+    if let Some(ready) = served::value(ServedCall::StreamQuery, [stream, 0, 0]) {
+        return readiness(ready);
+    }
     let mut shadow = state::lock();
     shadow.clocks.elapse(CALL_NANOS);
     if shadow.clocks.ready(stream) > shadow.clocks.now() { NOT_READY } else { SUCCESS }
 }
 
 fn event_query(event: u64) -> i32 {
+    if let Some(ready) = served::value(ServedCall::EventQuery, [event, 0, 0]) {
+        return readiness(ready);
+    }
     let mut shadow = state::lock();
     shadow.clocks.elapse(CALL_NANOS);
     match shadow.clocks.event(event) {
@@ -185,6 +217,9 @@ fn event_query(event: u64) -> i32 {
 }
 
 fn event_synchronize(event: u64) -> i32 {
+    if let Some(code) = served::code(ServedCall::EventSynchronize, [event, 0, 0]) {
+        return code;
+    }
     let mut shadow = state::lock();
     let Some(clock) = shadow.clocks.event(event) else { return INVALID_VALUE };
     shadow.clocks.now = shadow.clocks.now.max(clock.done) + CALL_NANOS;
@@ -193,6 +228,10 @@ fn event_synchronize(event: u64) -> i32 {
 }
 
 fn elapsed(milliseconds: Out<f32>, start: u64, end: u64) -> i32 {
+    if let Some(ready) = served::value(ServedCall::EventQuery, [end, 0, 0]) {
+        milliseconds.set(1e-3);
+        return readiness(ready);
+    }
     let mut shadow = state::lock();
     let (Some(start), Some(end)) = (shadow.clocks.event(start), shadow.clocks.event(end)) else {
         milliseconds.set(0.0);
@@ -205,16 +244,37 @@ fn elapsed(milliseconds: Out<f32>, start: u64, end: u64) -> i32 {
 }
 
 fn create_stream(stream: Out<u64>, priority: i32) -> i32 {
+    if let Some(made) = served::value(ServedCall::StreamCreate, [0; 3]) {
+        return made.map_or_else(
+            |code| code,
+            |made| {
+                stream.set(made);
+                SUCCESS
+            },
+        );
+    }
     stream.set(state::lock().clocks.create_stream(priority));
     SUCCESS
 }
 
 fn create_event(event: Out<u64>) -> i32 {
+    if let Some(made) = served::value(ServedCall::EventCreate, [0; 3]) {
+        return made.map_or_else(
+            |code| code,
+            |made| {
+                event.set(made);
+                SUCCESS
+            },
+        );
+    }
     event.set(state::lock().clocks.create_event());
     SUCCESS
 }
 
 fn destroy_event(event: u64) -> i32 {
+    if let Some(code) = served::code(ServedCall::EventDestroy, [event, 0, 0]) {
+        return code;
+    }
     state::lock().clocks.events.remove(&event).map_or(INVALID_VALUE, |_| SUCCESS)
 }
 
@@ -247,12 +307,12 @@ cuda_functions! {
     fn cudaStreamSynchronize(stream: u64) -> i32 { conclude(stream_synchronize(stream)) }
     fn cudaDeviceSynchronize() -> i32 { conclude(device_synchronize()) }
     fn cudaStreamQuery(stream: u64) -> i32 { conclude(stream_query(stream)) }
-    fn cudaStreamWaitEvent(stream: u64, event: u64, _flags: u32) -> i32 { conclude(state::lock().wait_event(stream, event)) }
+    fn cudaStreamWaitEvent(stream: u64, event: u64, _flags: u32) -> i32 { conclude(wait_event(stream, event)) }
     fn cudaEventCreate(event: Out<u64>) -> i32 { create_event(event) }
     fn cudaEventCreateWithFlags(event: Out<u64>, _flags: u32) -> i32 { create_event(event) }
     fn cudaEventDestroy(event: u64) -> i32 { conclude(destroy_event(event)) }
-    fn cudaEventRecord(event: u64, stream: u64) -> i32 { conclude(state::lock().record(event, stream)) }
-    fn cudaEventRecordWithFlags(event: u64, stream: u64, _flags: u32) -> i32 { conclude(state::lock().record(event, stream)) }
+    fn cudaEventRecord(event: u64, stream: u64) -> i32 { conclude(record(event, stream)) }
+    fn cudaEventRecordWithFlags(event: u64, stream: u64, _flags: u32) -> i32 { conclude(record(event, stream)) }
     fn cudaEventQuery(event: u64) -> i32 { conclude(event_query(event)) }
     fn cudaEventSynchronize(event: u64) -> i32 { conclude(event_synchronize(event)) }
     fn cudaEventElapsedTime(milliseconds: Out<f32>, start: u64, end: u64) -> i32 { conclude(elapsed(milliseconds, start, end)) }
@@ -265,11 +325,11 @@ cuda_functions! {
     fn cuStreamSynchronize(stream: u64) -> i32 { stream_synchronize(stream) }
     fn cuCtxSynchronize() -> i32 { device_synchronize() }
     fn cuStreamQuery(stream: u64) -> i32 { stream_query(stream) }
-    fn cuStreamWaitEvent(stream: u64, event: u64, _flags: u32) -> i32 { state::lock().wait_event(stream, event) }
+    fn cuStreamWaitEvent(stream: u64, event: u64, _flags: u32) -> i32 { wait_event(stream, event) }
     fn cuEventCreate(event: Out<u64>, _flags: u32) -> i32 { create_event(event) }
     fn cuEventDestroy_v2(event: u64) -> i32 { destroy_event(event) }
-    fn cuEventRecord(event: u64, stream: u64) -> i32 { state::lock().record(event, stream) }
-    fn cuEventRecordWithFlags(event: u64, stream: u64, _flags: u32) -> i32 { state::lock().record(event, stream) }
+    fn cuEventRecord(event: u64, stream: u64) -> i32 { record(event, stream) }
+    fn cuEventRecordWithFlags(event: u64, stream: u64, _flags: u32) -> i32 { record(event, stream) }
     fn cuEventQuery(event: u64) -> i32 { event_query(event) }
     fn cuEventSynchronize(event: u64) -> i32 { event_synchronize(event) }
     fn cuEventElapsedTime(milliseconds: Out<f32>, start: u64, end: u64) -> i32 { elapsed(milliseconds, start, end) }

@@ -39,6 +39,9 @@ pub struct KeptValues {
     pending: BTreeMap<u64, (u64, Arc<dyn PendingValue>)>,
 }
 
+/// The length of a write that is not known.
+pub const UNKNOWN_LENGTH: u64 = 0;
+
 /// When so many values are pending, those that were overwritten are dropped.
 const MANY_PENDING: usize = 1 << 12;
 
@@ -102,10 +105,18 @@ impl KeptValues {
         }
     }
 
-    /// Forgets what a write of at least these bytes may overwrite: all pieces that it meets, as a whole.
+    /// Forgets what a write of at least these bytes may overwrite: all pieces that it meets, as a whole. A write of unknown
+    /// length (`UNKNOWN_LENGTH`) meets all pieces that lie one behind the other without a gap.
     pub fn forget_from(&mut self, address: u64, bytes: u64) {
-        let first = self.piece_at(address).map_or(address, |(start, _)| start);
-        let last = address.saturating_add(bytes.max(1));
+        let (first, mut last) =
+            self.piece_at(address).map_or((address, address + 1), |(start, length)| (start, start + length));
+        if bytes == UNKNOWN_LENGTH {
+            while let Some(piece) = self.pieces.get(&last) {
+                last += piece.bytes.len() as u64;
+            }
+        } else {
+            last = address.saturating_add(bytes);
+        }
         while let Some((start, length)) =
             self.pieces.range(first..last).next().map(|(&start, piece)| (start, piece.bytes.len() as u64))
         {

@@ -9,6 +9,8 @@ use crate::{
     card::RESERVED_END,
     errors::{INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS},
     memory::PAGE_BYTES,
+    served::{self, Origin},
+    served_call::ServedCall,
     state::{self, Shadow},
     streams,
 };
@@ -148,6 +150,19 @@ fn device_of(properties: In<u8>) -> usize {
     properties.field::<i32>(12).unwrap_or(0).max(0) as usize
 }
 
+/// Maps memory of the server, which maps the whole of it.
+fn map_served(start: u64, bytes: u64, offset: u64, handle: u64) -> i32 {
+    if offset != 0 {
+        state::note_unserved("cuMemMap with an offset");
+        return NOT_SUPPORTED;
+    }
+    let code = served::code(ServedCall::MemMap, [start, bytes, handle]).unwrap_or(INVALID_VALUE);
+    if code == SUCCESS {
+        served::note(start, bytes, Origin::Mapped);
+    }
+    code
+}
+
 /// Costs that the driver's calls have on an H200 (median, by size, `docs/` of the simulated device).
 fn elapse(nanos: u64) -> std::sync::MutexGuard<'static, Shadow> {
     let mut shadow = state::lock();
@@ -157,24 +172,43 @@ fn elapse(nanos: u64) -> std::sync::MutexGuard<'static, Shadow> {
 
 cuda_functions! {
     fn cuMemAddressReserve(pointer: Out<u64>, bytes: u64, _alignment: u64, _wish: u64, _flags: u64) -> i32 {
-        match elapse(streams::CALL_NANOS).reserve(bytes) {
+        let made = served::value(ServedCall::AddressReserve, [bytes, 0, 0]);
+        match made.unwrap_or_else(|| elapse(streams::CALL_NANOS).reserve(bytes)) {
             Ok(start) => { pointer.set(start); SUCCESS }
             Err(code) => { pointer.set(0); code }
         }
     }
-    fn cuMemAddressFree(pointer: u64, bytes: u64) -> i32 { state::lock().address_free(pointer, bytes) }
+    fn cuMemAddressFree(pointer: u64, bytes: u64) -> i32 {
+        served::code(ServedCall::AddressFree, [pointer, bytes, 0]).unwrap_or_else(|| state::lock().address_free(pointer, bytes))
+    }
     fn cuMemCreate(handle: Out<u64>, bytes: u64, properties: In<u8>, _flags: u64) -> i32 {
-        match elapse(streams::MALLOC_NANOS).create(bytes, device_of(properties)) {
+        let made = served::value(ServedCall::MemCreate, [bytes, 0, 0]);
+        match made.unwrap_or_else(|| elapse(streams::MALLOC_NANOS).create(bytes, device_of(properties))) {
             Ok(made) => { handle.set(made); SUCCESS }
             Err(code) => { handle.set(0); code }
         }
     }
-    fn cuMemRelease(handle: u64) -> i32 { state::lock().release(handle) }
-    fn cuMemMap(pointer: u64, bytes: u64, _offset: u64, handle: u64, _flags: u64) -> i32 {
+    fn cuMemRelease(handle: u64) -> i32 {
+        served::code(ServedCall::MemRelease, [handle, 0, 0]).unwrap_or_else(|| state::lock().release(handle))
+    }
+    fn cuMemMap(pointer: u64, bytes: u64, offset: u64, handle: u64, _flags: u64) -> i32 {
+        if served::is_set() {
+            return map_served(pointer, bytes, offset, handle);
+        }
         elapse(streams::CALL_NANOS).map(pointer, bytes, handle)
     }
-    fn cuMemUnmap(pointer: u64, bytes: u64) -> i32 { elapse(streams::CALL_NANOS).unmap(pointer, bytes) }
-    fn cuMemSetAccess(_pointer: u64, _bytes: u64, _descriptors: u64, _count: u64) -> i32 { SUCCESS }
+    fn cuMemUnmap(pointer: u64, bytes: u64) -> i32 {
+        let Some(code) = served::code(ServedCall::MemUnmap, [pointer, bytes, 0]) else {
+            return elapse(streams::CALL_NANOS).unmap(pointer, bytes);
+        };
+        if code == SUCCESS {
+            served::forget(pointer, bytes, Origin::Mapped);
+        }
+        code
+    }
+    fn cuMemSetAccess(pointer: u64, bytes: u64, _descriptors: u64, _count: u64) -> i32 {
+        served::code(ServedCall::MemSetAccess, [pointer, bytes, 0]).unwrap_or(SUCCESS)
+    }
     fn cuMemGetAccess(flags: Out<u64>, _location: u64, _pointer: u64) -> i32 { flags.set(3); SUCCESS }
     fn cuMemGetAllocationGranularity(granularity: Out<u64>, _properties: u64, _option: i32) -> i32 {
         granularity.set(PAGE_BYTES);

@@ -21,19 +21,33 @@ static SERVICE: OnceLock<Option<AllocatorService>> = OnceLock::new();
 
 /// PyTorch's `alloc_fn`. Null, or an exception with `OOMPH_OUT_OF_MEMORY=throw`, when memory has
 /// run out or the call fails; null for zero bytes.
+///
+/// The exception passes this frame, so the function owns nothing and has no landing pad: a wheel that
+/// zig links has an unwinder of its own, which cannot read the state of the program's.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn oomph_alloc(bytes: usize, device: c_int, stream: *mut c_void) -> *mut c_void {
+    match allocate(bytes, device, stream) {
+        Ok(pointer) => pointer,
+        // SAFETY: it takes no arguments and unwinds, as its type says, and this function allows that.
+        Err(throw) => unsafe { throw() },
+    }
+}
+
+/// The block, or the function that throws. Never inlined: see [`oomph_alloc`].
+#[inline(never)]
+fn allocate(bytes: usize, device: c_int, stream: *mut c_void) -> Result<*mut c_void, ThrowBadAlloc> {
     if bytes == 0 {
-        return ptr::null_mut();
+        return Ok(ptr::null_mut());
     }
     let served = serve(|service| service.alloc(bytes as u64, device, handle(stream)));
     if let Some(address) = served.flatten() {
-        return ptr::with_exposed_provenance_mut(address.0 as usize);
+        return Ok(ptr::with_exposed_provenance_mut(address.0 as usize));
     }
-    if SERVICE.get().and_then(Option::as_ref).is_some_and(|it| it.settings.out_of_memory == OutOfMemorySignal::Throw) {
-        throw_bad_alloc();
+    let service = SERVICE.get().and_then(Option::as_ref);
+    match service.map(|service| &service.settings.out_of_memory) {
+        Some(OutOfMemorySignal::Throw) => throw_function().map_or(Ok(ptr::null_mut()), Err),
+        _ => Ok(ptr::null_mut()),
     }
-    ptr::null_mut()
 }
 
 /// PyTorch's `free_fn`.
@@ -128,16 +142,11 @@ fn handle(pointer: *mut c_void) -> u64 {
 /// `std::__throw_bad_alloc()`.
 type ThrowBadAlloc = unsafe extern "C-unwind" fn() -> !;
 
-/// Throws `std::bad_alloc` out of the calling function, which must not own anything. Returns if the
-/// program has no C++ library.
+/// The function that throws `std::bad_alloc`; none if the program has no C++ library.
 ///
 /// PyTorch treats any pointer from a plugin that replaces its whole allocator as memory, null
 /// included. Only an exception stops it.
-fn throw_bad_alloc() {
+fn throw_function() -> Option<ThrowBadAlloc> {
     // SAFETY: the function has always had this type.
-    if let Some(throw) = unsafe { cpp_function::<ThrowBadAlloc>(b"_ZSt17__throw_bad_allocv") } {
-        // SAFETY: it takes no arguments and unwinds, as its type says; every caller up to the
-        // exported function allows that.
-        unsafe { throw() }
-    }
+    unsafe { cpp_function::<ThrowBadAlloc>(b"_ZSt17__throw_bad_allocv") }
 }

@@ -230,7 +230,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         published: "5-15 %",
         lesson: "It costs some dozens of driver calls per step, which is little beside a long step and much beside a short one; it \
                  lowers reserved memory between steps and never the peak of what is allocated.",
-        command: "oomph techniques --model gpt-355m --technique empty_cache",
+        command: "oomph techniques --model reference-gpt-406m --technique empty_cache",
         test: AnyDevice(|bench, finding| {
             let base = bench.step(&model(MODEL, "")?)?;
             let plain = bench.memory(&model(MODEL, "")?)?;

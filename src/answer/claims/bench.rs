@@ -23,7 +23,7 @@ pub(super) use crate::answer::trial::{CACHING, EXPANDABLE};
 const REAL_STEPS: u64 = 8;
 
 /// The model of which PyTorch's times and peaks are known.
-pub(super) const MODEL: &str = "gpt-355m";
+pub(super) const MODEL: &str = "reference-gpt-406m";
 
 /// The result of a test, or of a part of it.
 pub(super) type ClaimResult<T> = Result<T, TrialError>;

@@ -23,10 +23,10 @@ pub(super) const CLAIMS: &[Claim] = &[
         statement: "gc.collect in the loop lowers memory",
         published: "lower memory",
         lesson: "It frees reference cycles and nothing else. A loop without cycles gains nothing and pays for the call.",
-        command: "oomph replay leak-cycle-collected-fixed --strategy caching; oomph replay gpt-124m --set techniques=gc --strategy caching",
+        command: "oomph replay leak-cycle-collected-fixed --strategy caching; oomph replay reference-gpt-163m --set techniques=gc --strategy caching",
         test: AnyDevice(|bench, finding| {
             for (kind, plain, collected) in [
-                ("without", model("gpt-124m", "")?, model("gpt-124m", "gc")?),
+                ("without", model("reference-gpt-163m", "")?, model("reference-gpt-163m", "gc")?),
                 ("with", recipe("leak-cycle", &[])?, recipe("leak-cycle-collected-fixed", &[])?),
             ] {
                 let lower = bench.peak(&plain)?.saturating_sub(bench.peak(&collected)?);

@@ -24,7 +24,7 @@ use crate::{
     models::Recipe,
 };
 
-const SHARDED: &str = "gpt-1.3b";
+const SHARDED: &str = "reference-gpt-1.4b";
 
 /// The table that articles print, on a model that was run in PyTorch, too.
 pub(super) const TABLE: &[Claim] = &[
@@ -33,7 +33,7 @@ pub(super) const TABLE: &[Claim] = &[
         statement: "Reducing the batch saves 10-40 % of memory",
         published: "10-40 %, scales with the reduction",
         lesson: "Half the batch takes away half of the activations and nothing of weights, gradients and optimizer states.",
-        command: "oomph techniques --model gpt-355m --technique half_batch",
+        command: "oomph techniques --model reference-gpt-406m --technique half_batch",
         test: AnyDevice(|bench, finding| {
             let full = model(MODEL, "")?;
             let half =
@@ -50,10 +50,10 @@ pub(super) const TABLE: &[Claim] = &[
         published: "about 25-35 %; about 5-15 % faster forward and backward",
         lesson: "The share of activations decides about memory. Matrix products on tensor cores are several times as fast \
                  as in single precision; with TF32 the gain is smaller.",
-        command: "oomph techniques --model gpt-355m --model resnet-50 --technique amp --technique tf32",
+        command: "oomph techniques --model reference-gpt-406m --model resnet-50 --technique amp --technique tf32",
         test: AnyDevice(|bench, finding| {
             let amp = effect(bench, finding, MODEL, &model(MODEL, "amp")?, gpt_355m::AMP)?;
-            finding.check_range("gpt-355m saves", amp.memory, 25.0..=35.0, " %");
+            finding.check_range("reference-gpt-406m saves", amp.memory, 25.0..=35.0, " %");
             if let Some(time) = amp.time {
                 finding.check_range("its step takes", time.map(|ratio| 100.0 * ratio), 85.0..=95.0, " % of the time");
             }
@@ -72,7 +72,7 @@ pub(super) const TABLE: &[Claim] = &[
         published: "40-60 % (of activation memory, deep layers); 20-40 % slower per iteration",
         lesson: "One more forward pass is a third of the arithmetic at most; what it saves of all memory is as large as the \
                  share of activations. See ckpt-act for activations alone.",
-        command: "oomph techniques --model gpt-355m --technique ckpt",
+        command: "oomph techniques --model reference-gpt-406m --technique ckpt",
         test: AnyDevice(|bench, finding| {
             let ckpt = effect(bench, finding, MODEL, &model(MODEL, "ckpt")?, gpt_355m::CHECKPOINTING)?;
             finding.check_range("it saves", ckpt.memory, 40.0..=60.0, " %");
@@ -87,7 +87,7 @@ pub(super) const TABLE: &[Claim] = &[
         statement: "Accumulating gradients saves 0-15 % of memory, indirectly, at a longer time per step",
         published: "0-15 %, indirect; longer wall time per step",
         lesson: "Against the same batch in one piece it saves the activations of all micro-batches but one, which is much.",
-        command: "oomph techniques --model gpt-355m --technique accum4",
+        command: "oomph techniques --model reference-gpt-406m --technique accum4",
         test: AnyDevice(|bench, finding| {
             let program = model(MODEL, "accum4")?;
             let accum = effect(bench, finding, "four micro-batches", &program, gpt_355m::ACCUMULATION)?;
@@ -103,7 +103,7 @@ pub(super) const TABLE: &[Claim] = &[
         statement: "Offloading to the CPU saves up to 30-50 % of a device's memory and increases latency significantly",
         published: "up to 30-50 % per device; significant latency increase",
         lesson: "Every activation goes over the bus twice, and that takes longer than computing it.",
-        command: "oomph techniques --model gpt-355m --technique offload",
+        command: "oomph techniques --model reference-gpt-406m --technique offload",
         test: AnyDevice(|bench, finding| {
             let program = model(MODEL, "offload")?;
             let offload = effect(bench, finding, "activations offloaded", &program, gpt_355m::OFFLOADING)?;
@@ -124,7 +124,7 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
         published: "about 30 %",
         lesson: "Autocast keeps weights, gradients and optimizer states in 32 bits and saves on activations only; a model that \
                  is 16 bits throughout needs half.",
-        command: "oomph techniques --model gpt-355m --technique amp --technique bf16_model --technique bf16_master",
+        command: "oomph techniques --model reference-gpt-406m --technique amp --technique bf16_model --technique bf16_master",
         test: AnyDevice(|bench, finding| {
             let base = bench.peak(&model(MODEL, "")?)?;
             for (name, techniques, pytorch) in [
@@ -146,9 +146,9 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
         published: "40-60 % of activations",
         lesson: "More than that, and the more the deeper the model: of the blocks only their inputs are left, and one block at a \
                  time. Activations of the head and the loss stay.",
-        command: "oomph replay gpt-355m --set techniques=sgd,ckpt --strategy caching --format json",
+        command: "oomph replay reference-gpt-406m --set techniques=sgd,ckpt --strategy caching --format json",
         test: AnyDevice(|bench, finding| {
-            for name in ["gpt-124m", MODEL, "gpt-1.3b"] {
+            for name in ["reference-gpt-163m", MODEL, "reference-gpt-1.4b"] {
                 // AdamW's temporaries can be more than the activations that checkpoints leave: the peak would be elsewhere.
                 let base = bench.memory(&model(name, "sgd")?)?.at_peak_activation_bytes.unwrap_or(0);
                 let ckpt = bench.memory(&model(name, "sgd,ckpt")?)?.at_peak_activation_bytes.unwrap_or(0);
@@ -167,7 +167,7 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
         published: "as one micro-batch",
         lesson: "Gradients of earlier micro-batches are live in the passes of the next one: one set of gradients more than a \
                  micro-batch alone, where they are dropped in between.",
-        command: "oomph techniques --model gpt-355m --technique quarter_batch --technique accum4",
+        command: "oomph techniques --model reference-gpt-406m --technique quarter_batch --technique accum4",
         test: AnyDevice(|bench, finding| {
             let full = bench.peak(&model(MODEL, "")?)?;
             let one = bench.peak(&model(MODEL, "")?.with("batch", "2"))?;
@@ -188,7 +188,7 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
                  with expandable segments it is the context and little more.",
         command: "oomph replay variable-length --strategy caching --strategy caching:expandable_segments:True --strategy async",
         test: AnyDevice(|bench, finding| {
-            for name in ["gpt-124m", "resnet-50", "variable-length"] {
+            for name in ["reference-gpt-163m", "resnet-50", "variable-length"] {
                 for strategy in [CACHING, EXPANDABLE, "async"] {
                     let record = bench.replayed(&recipe(name, &[])?, strategy, None)?.0;
                     let used = record.peak_device_used_bytes.unwrap_or(0);
@@ -221,7 +221,7 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
             let images = reduction((separate, resnet_50::SEPARATE), (in_place, resnet_50::IN_PLACE));
             finding.figure("resnet-50", images.map(Percent));
             finding.check_range("resnet-50 saves", images, 5.0..=10.0, " %");
-            finding.check("gpt-355m saves something", saved.here >= 1.0);
+            finding.check("reference-gpt-406m saves something", saved.here >= 1.0);
             Ok(())
         }),
     },
@@ -251,17 +251,18 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
         published: "lower memory, fewer allocations",
         lesson: "The peak is lower, because gradients are not there in the forward pass; but they are allocated anew in every \
                  step.",
-        command: "oomph techniques --model gpt-355m --technique zero_fill",
+        command: "oomph techniques --model reference-gpt-406m --technique zero_fill",
         test: AnyDevice(|bench, finding| {
             let (none, zeros) = (bench.peak(&model(MODEL, "")?)?, bench.peak(&model(MODEL, "zero_fill")?)?);
             let saved = reduction((zeros, gpt_355m::ZERO_FILL.peak_allocated), (none, gpt_355m::BASE.peak_allocated));
             finding.figure("peak lower by", saved.map(Percent));
             let calls = |techniques: &str| {
-                let record = bench.memory(&recipe("gpt-124m", &[("steps", "6"), ("techniques", techniques)])?)?;
+                let record =
+                    bench.memory(&recipe("reference-gpt-163m", &[("steps", "6"), ("techniques", techniques)])?)?;
                 ClaimResult::Ok(record.allocs.unwrap_or(0) + record.frees.unwrap_or(0))
             };
             let (of_none, of_zeros) = (calls("")?, calls("zero_fill")?);
-            let note = "calls of gpt-124m in six steps";
+            let note = "calls of reference-gpt-163m in six steps";
             finding.figure(format!("{note}, set_to_none"), (Count(of_none), Count(SET_TO_NONE_ACTIONS)));
             finding.figure(format!("{note}, zeroed"), (Count(of_zeros), Count(ZERO_FILL_ACTIONS)));
             finding.check("the peak is lower", saved.map(|percent| percent >= 1.0));
@@ -316,9 +317,14 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
         published: "over 70 % of cases",
         lesson: "Whether a model fits is a matter of its weights first: 16 bytes for each are there before the first activation. \
                  Of 16 cases one decides here; another choice of models gives another share.",
-        command: "oomph threshold gpt-355m --set techniques=amp,empty_cache:phase --set batch=4 --strategy caching",
+        command: "oomph threshold reference-gpt-406m --set techniques=amp,empty_cache:phase --set batch=4 --strategy caching",
         test: AnyDevice(|bench, finding| {
-            let models = [("gpt-124m", "4"), ("gpt-355m", "4"), ("gpt-1.3b", "1"), ("resnet-50", "32")];
+            let models = [
+                ("reference-gpt-163m", "4"),
+                ("reference-gpt-406m", "4"),
+                ("reference-gpt-1.4b", "1"),
+                ("resnet-50", "32"),
+            ];
             let cards = [8, 12, 16, 24];
             let mut survivors = 0;
             for (name, batch) in models {
@@ -369,7 +375,7 @@ pub(super) const SEVERAL_DEVICES: &[Claim] = &[
         published: "30-70 % less per GPU",
         lesson: "Of eight ranks each keeps an eighth of what is sharded: optimizer states are half of all, weights and gradients a \
                  quarter each; activations are only divided by model parallelism.",
-        command: "oomph techniques --model gpt-1.3b --technique zero1 --technique zero2 --technique zero3",
+        command: "oomph techniques --model reference-gpt-1.4b --technique zero1 --technique zero2 --technique zero3",
         test: AnyDevice(|bench, finding| {
             let base = bench.peak(&model(SHARDED, "")?)?;
             for (name, techniques) in [
@@ -400,7 +406,7 @@ pub(super) const SEVERAL_DEVICES: &[Claim] = &[
         published: "one copy more for every replica",
         lesson: "Every device has one copy, whatever their number; what comes on top are the buckets that gradients are exchanged \
                  in.",
-        command: "oomph techniques --model gpt-355m --technique ddp",
+        command: "oomph techniques --model reference-gpt-406m --technique ddp",
         test: AnyDevice(|bench, finding| {
             let peak = |techniques: &str| bench.peak(&model(MODEL, techniques)?);
             let (base, of_two, of_eight) = (peak("")?, peak("ddp:2")?, peak("ddp:8")?);
@@ -418,12 +424,14 @@ pub(super) const SEVERAL_DEVICES: &[Claim] = &[
         published: "below 8 GB; about 2x",
         lesson: "Weights that come layer by layer need little memory; but with few tokens per step their transfer over the bus takes \
                  longer than their use.",
-        command: "oomph techniques --model gpt-13b --technique offload_params",
+        command: "oomph techniques --model reference-gpt-13b --technique offload_params",
         test: SimulatedOnly(|bench, finding| {
             // The program without staging fits on no card: its times come from a simulated one that is large enough.
             let roomy = bench.simulated.with_room_for(512 * GIB);
-            let (plain, staged) =
-                (model("gpt-13b", "bf16_model,ckpt")?, model("gpt-13b", "bf16_model,ckpt,offload_params")?);
+            let (plain, staged) = (
+                model("reference-gpt-13b", "bf16_model,ckpt")?,
+                model("reference-gpt-13b", "bf16_model,ckpt,offload_params")?,
+            );
             let used = |program: &Recipe| {
                 let record = bench.replayed_on(&roomy, program, CACHING, None)?.0;
                 ClaimResult::Ok(record.peak_device_used_bytes.unwrap_or(0))
@@ -446,11 +454,11 @@ pub(super) const SEVERAL_DEVICES: &[Claim] = &[
         published: "sporadically used layers",
         lesson: "What counts is how many bytes move for each that is saved: rows of an embedding are few; staging in all experts \
                  of a layer costs as much as staging in a dense one.",
-        command: "oomph replay gpt-moe-8x124m --set techniques=offload_params --strategy caching",
+        command: "oomph replay reference-gpt-moe-560m --set techniques=offload_params --strategy caching",
         test: SimulatedOnly(|bench, finding| {
-            let dense = saved_per_time(bench, "gpt-124m", "offload_params", finding)?;
-            let embeddings = saved_per_time(bench, "gpt-124m", "offload_component", finding)?;
-            let experts = saved_per_time(bench, "gpt-moe-8x124m", "offload_params", finding)?;
+            let dense = saved_per_time(bench, "reference-gpt-163m", "offload_params", finding)?;
+            let embeddings = saved_per_time(bench, "reference-gpt-163m", "offload_component", finding)?;
+            let experts = saved_per_time(bench, "reference-gpt-moe-560m", "offload_params", finding)?;
             finding.check("embeddings save more for each ms than dense layers", embeddings > DISTINCT * dense);
             finding.check("experts save more for each ms than dense layers", experts > DISTINCT * dense);
             Ok(())

@@ -15,24 +15,23 @@
 //! without requests, nor what comes after the last step ([`LeftOut`]). The command line asks and `report` shows the answer.
 //! This module knows no files and prints nothing.
 
+mod boundaries;
 mod floor;
 pub mod growth;
-mod low_points;
 mod observed;
-mod period;
 mod steps;
 
+pub use boundaries::period;
 pub use growth::{CourseKind, GrowthThreshold, Trend};
 pub use observed::{ObservedSteps, StepUse};
-pub use period::period;
 pub use steps::{FEWEST_STEPS, LeftOut, Steps, StepsFrom};
 
 use serde::Serialize;
 
 use self::{
+    boundaries::FEWEST_REQUESTS_OF_STEP,
     floor::{KeptCourse, every_step_leaves_blocks, judge_kept, left_behind},
     growth::{FEWEST_POINTS, SeriesCourse, course},
-    period::FEWEST_REQUESTS_OF_STEP,
 };
 use crate::{
     answer::holders::Grower, measure::digits, replay::ReplayError, strategy::StrategyError, trace::TraceError,

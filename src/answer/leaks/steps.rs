@@ -9,8 +9,7 @@ use serde::Serialize;
 
 use super::{
     LeakError,
-    low_points::LowPoints,
-    period::{FEWEST_REQUESTS_OF_STEP, Repetition},
+    boundaries::{FEWEST_REQUESTS_OF_STEP, LowPoints, Repetition},
 };
 use crate::{
     answer::scan,

@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn transformers_know_every_technique() {
-        let model = Recipe::named("gpt-124m").unwrap();
+        let model = Recipe::named("reference-gpt-163m").unwrap();
         for technique in TECHNIQUES {
             let applied = technique.applied_to(&model);
             assert!(applied.is_ok(), "{}: {}", technique.id, applied.unwrap_err());
@@ -228,9 +228,9 @@ mod tests {
         TECHNIQUES.iter().find(|technique| technique.id == id).unwrap()
     }
 
-    /// What a technique makes of `gpt-124m` with one parameter set: the words, or why not.
+    /// What a technique makes of `reference-gpt-163m` with one parameter set: the words, or why not.
     fn applied(id: &str, key: &str, value: &str) -> Result<String, String> {
-        let model = Recipe::named("gpt-124m").unwrap().with(key, value);
+        let model = Recipe::named("reference-gpt-163m").unwrap().with(key, value);
         let applied = named(id).applied_to(&model).map_err(|refusal| refusal.to_string())?;
         Ok(applied.recipe.technique_words().unwrap().join(","))
     }
@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn impossible_combinations_have_a_reason() {
         let contradicts = |a: &str, b: &str| {
-            Err(format!("workload 'gpt-124m': '{a}' and '{b}' contradict: only one of them can be set"))
+            Err(format!("workload 'reference-gpt-163m': '{a}' and '{b}' contradict: only one of them can be set"))
         };
         assert_eq!(applied("fp16", "techniques", "amp"), contradicts("amp", "fp16"));
         assert_eq!(applied("amp+ckpt", "precision", "fp16"), contradicts("fp16", "amp"));
@@ -260,14 +260,14 @@ mod tests {
         assert_eq!(applied("amp", "techniques", "amp"), Err("the base has it already".to_owned()));
         assert_eq!(
             applied("half_batch", "techniques", "accum8"),
-            Err("workload 'gpt-124m': 8 micro-batches do not divide 4 sequences".to_owned())
+            Err("workload 'reference-gpt-163m': 8 micro-batches do not divide 4 sequences".to_owned())
         );
     }
 
     #[test]
     fn effect_on_numbers_is_that_of_what_is_added() {
         let effect = |id: &str, techniques: &str| {
-            let model = Recipe::named("gpt-124m").unwrap().with("techniques", techniques);
+            let model = Recipe::named("reference-gpt-163m").unwrap().with("techniques", techniques);
             named(id).applied_to(&model).unwrap().numerics
         };
         assert_eq!(effect("base", "amp"), NumericEffect::Same);
@@ -280,7 +280,7 @@ mod tests {
 
     #[test]
     fn base_is_named_by_what_is_set() {
-        let gpt = || Recipe::named("gpt-124m").unwrap();
+        let gpt = || Recipe::named("reference-gpt-163m").unwrap();
         assert_eq!(base_settings(&gpt()), "");
         assert_eq!(base_settings(&gpt().with("steps", "9")), "");
         assert_eq!(base_settings(&gpt().with("techniques", "tf32")), "tf32");
@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn batches_divide_into_micro_batches() {
-        let gpt = || Recipe::named("gpt-124m").unwrap();
+        let gpt = || Recipe::named("reference-gpt-163m").unwrap();
         let step = |id: &str| named(id).applied_to(&gpt()).unwrap().batch_step;
         assert_eq!(["base", "accum2", "accum8", "amp+ckpt+accum4", "amp+ckpt"].map(step), [1, 2, 8, 4, 1]);
         let of_base = named("ckpt").applied_to(&gpt().with("techniques", "accum4")).unwrap().batch_step;
@@ -306,7 +306,7 @@ mod tests {
 
     #[test]
     fn smaller_batch_is_at_least_one() {
-        let model = Recipe::named("gpt-124m").unwrap();
+        let model = Recipe::named("reference-gpt-163m").unwrap();
         let quarter = |model: &Recipe| named("quarter_batch").applied_to(model).unwrap().recipe.count("batch");
         assert_eq!((model.count("batch"), quarter(&model)), (Some(8), Some(2)));
         assert_eq!(quarter(&model.with("batch", "1")), Some(1));

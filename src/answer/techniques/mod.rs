@@ -170,7 +170,7 @@ mod tests {
     }
 
     fn model(techniques: &str) -> Recipe {
-        let small = Recipe::named("gpt-124m").unwrap().with("layers", "4").with("batch", "4");
+        let small = Recipe::named("reference-gpt-163m").unwrap().with("layers", "4").with("batch", "4");
         if techniques.is_empty() { small } else { small.with("techniques", techniques) }
     }
 
@@ -197,7 +197,10 @@ mod tests {
         let rows = records(vec![model("amp")], &["base", "fp16", "bf16_model"]);
         let reasons: Vec<&str> = rows.iter().map(|row| row.reason.as_str()).collect();
         assert_eq!(reasons[0], "");
-        assert_eq!(reasons[1], "workload 'gpt-124m': 'amp' and 'fp16' contradict: only one of them can be set");
+        assert_eq!(
+            reasons[1],
+            "workload 'reference-gpt-163m': 'amp' and 'fp16' contradict: only one of them can be set"
+        );
         assert_eq!(rows[2].status, Status::Skipped);
         assert_eq!(rows[2].numerics, None);
     }
@@ -220,9 +223,15 @@ mod tests {
     fn models_of_one_workload_have_own_rows() {
         let rows = records(vec![model(""), model("tf32")], &["base"]);
         let models: Vec<&str> = rows.iter().map(|row| row.model.as_str()).collect();
-        assert_eq!(models, ["gpt-124m[layers=4;batch=4]", "gpt-124m[layers=4;batch=4;techniques=tf32]"]);
+        assert_eq!(
+            models,
+            ["reference-gpt-163m[layers=4;batch=4]", "reference-gpt-163m[layers=4;batch=4;techniques=tf32]"]
+        );
         let other = Recipe::named("resnet-50").unwrap();
         let names = with_own_names(vec![model(""), other]);
-        assert_eq!(names.iter().map(|model| model.name.as_str()).collect::<Vec<_>>(), ["gpt-124m", "resnet-50"]);
+        assert_eq!(
+            names.iter().map(|model| model.name.as_str()).collect::<Vec<_>>(),
+            ["reference-gpt-163m", "resnet-50"]
+        );
     }
 }

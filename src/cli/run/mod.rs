@@ -24,13 +24,19 @@ use crate::{
     device::{DeviceFleet, DeviceSpec},
     measure::{CaseRecord, Status},
     models::Recipe,
-    report::{self, ReportError, RunFolder, html},
+    report::{self, BoundRow, ReportError, RunFolder, html},
     suite::{
-        self, Case, CaseFingerprint, CaseOutcome, CaseProgress, CaseRunner, CaseSettings, SuiteFile, SuiteKind,
-        WithNeeds,
+        self, Case, CaseFingerprint, CaseOutcome, CaseProgress, CaseRunner, CaseSettings, Isolation, SuiteFile,
+        SuiteKind, WithNeeds,
     },
     trace,
 };
+
+/// Who measures the figures of a case, and who its wall-clock times.
+struct Runners<'a> {
+    figures: &'a dyn CaseRunner,
+    times: &'a dyn CaseRunner,
+}
 
 /// A run with its cases selected and its folder open.
 struct PreparedRun {
@@ -47,10 +53,16 @@ struct PreparedRun {
 }
 
 pub fn run(args: Args) -> CommandResult {
-    let suites = load_all(&args.suite_names())?;
+    let mut suites = load_all(&args.suite_names())?;
+    let added = args.added_strategies()?;
     if let Some(own) = suites.iter().find(|suite| suite.kind.has_own_table()) {
+        if !added.is_empty() {
+            let message = format!("suite '{}' chooses its strategies itself: no --strategy", own.name);
+            return Err(CommandError::usage(anyhow!(message)));
+        }
         return run_own_table(&args, own, suites.len());
     }
+    suites.iter_mut().for_each(|suite| suite.add_strategies(&added));
     // First, because a batch system may stop the job while cases are being generated.
     let stop = exit::stop_flag(StopPolicy::AfterRunningCases)?;
     let Some(mut run) = prepare(&args, &suites)? else { return Ok(exit::OK) };
@@ -59,7 +71,11 @@ pub fn run(args: Args) -> CommandResult {
         |case: &Case| suites.iter().any(|suite| suite.name == case.label.suite && suite.kind == SuiteKind::Threshold);
     let (searched, measured) = std::mem::take(&mut run.cases).into_iter().partition(asks_for_threshold);
     let with_needs = WithNeeds::new(&runner, args.needs.pack_within());
-    run_cases(&args, &run, measured, &with_needs, &stop)?;
+    let timer: &dyn CaseRunner = match args.workers.isolate {
+        Isolation::Never => &runner.here,
+        Isolation::Auto | Isolation::Always => &runner.worker,
+    };
+    run_cases(&args, &run, measured, Runners { figures: &with_needs, times: timer }, &stop)?;
     let thresholds = match searched {
         none if none.is_empty() => None,
         searched => Some(threshold::run_cases(&searched, &run.folder, &runner, args.jobs(), &stop)?),
@@ -201,15 +217,23 @@ fn run_cases(
     args: &Args,
     run: &PreparedRun,
     cases: Vec<Case>,
-    runner: &dyn CaseRunner,
+    runners: Runners<'_>,
     stop: &AtomicBool,
 ) -> Result<(), CommandError> {
     let (total, done) = (cases.len(), run.folder.completed_cases());
-    let remaining: Vec<Case> = cases.into_iter().filter(|case| !done.contains(&case.label.case_id())).collect();
+    let mut remaining: Vec<Case> = cases.into_iter().filter(|case| !done.contains(&case.label.case_id())).collect();
     let bar = progress::of_cases(total, total - remaining.len());
+    // Figures do not depend on other work of the machine, so those of timed cases are measured in parallel too. Such a
+    // case is written when it has its times: `--resume` would not run it again.
+    let timed: BTreeSet<String> = remaining.iter().filter(|case| case.timed).map(|case| case.label.case_id()).collect();
+    remaining.iter_mut().for_each(|case| case.timed = false);
+    let mut measured: Vec<(Case, CaseOutcome)> = Vec::new();
     let mut written = Ok(());
     let listener = |progress: CaseProgress<'_>| match progress {
         CaseProgress::Started(case) => bar.set_message(case.label.case_id()),
+        CaseProgress::Finished(case, outcome) if timed.contains(&case.label.case_id()) => {
+            measured.push((case.clone(), *outcome));
+        }
         CaseProgress::Finished(_, outcome) => {
             bar.inc(1);
             if written.is_ok() {
@@ -222,11 +246,51 @@ fn run_cases(
         }
     };
     match run.fleet.is_shared() {
-        true => suite::run_on(run.fleet.members(), &remaining, runner, stop, listener),
-        false => suite::run(&remaining, runner, args.jobs(), stop, listener),
+        true => suite::run_on(run.fleet.members(), &remaining, runners.figures, stop, listener),
+        false => suite::run(&remaining, runners.figures, args.jobs(), stop, listener),
+    }
+    written?;
+    let announce = |round: u32, case: &Case| {
+        bar.set_message(format!("round {} of {}: {}", round + 1, args.rounds(), case.label.case_id()));
+    };
+    // All rounds of a case run on one device.
+    if let (true, Some(device)) = (run.fleet.is_shared(), run.fleet.members().first()) {
+        measured.iter_mut().for_each(|(case, _)| case.device = device.clone());
+    }
+    for outcome in with_times(measured, runners.times, args.rounds(), stop, announce) {
+        write_case(&run.folder, &outcome)?;
+        bar.inc(1);
     }
     bar.finish_and_clear();
-    Ok(written?)
+    Ok(())
+}
+
+/// Adds wall-clock times to the cases that can be timed. If `stop` is set before all rounds are done, the cases are left
+/// out.
+fn with_times(
+    measured: Vec<(Case, CaseOutcome)>,
+    runner: &dyn CaseRunner,
+    rounds: u32,
+    stop: &AtomicBool,
+    announce: impl FnMut(u32, &Case),
+) -> Vec<CaseOutcome> {
+    let runs_to_an_end = |status| matches!(status, Status::Completed | Status::Oom);
+    let (timed, mut all): (Vec<_>, Vec<_>) =
+        measured.into_iter().partition(|(_, outcome)| runs_to_an_end(outcome.record.status));
+    let cases: Vec<Case> = timed.iter().map(|(case, _)| case.clone()).collect();
+    let times = suite::time_in_rounds(&cases, runner, rounds, stop, announce);
+    for ((case, mut outcome), times) in timed.into_iter().zip(times) {
+        match times {
+            Some(Ok(timings)) => outcome.timings = timings,
+            Some(Err(reason)) => {
+                outcome.record.status = Status::Error;
+                outcome.record.reason = format!("the case was measured, but not timed: {reason}");
+            }
+            None => continue,
+        }
+        all.push((case, outcome));
+    }
+    all.into_iter().map(|(_, outcome)| outcome).collect()
 }
 
 fn write_case(folder: &RunFolder, outcome: &CaseOutcome) -> Result<(), ReportError> {
@@ -250,6 +314,10 @@ fn print(
     if let Some(waterfall) = args.needs.waterfall(records, args.format) {
         output::say(&waterfall)?;
     }
+    if let (Some(bounds), Format::Table) = (bounds(records), args.format) {
+        output::say("")?;
+        args.format.print(&bounds)?;
+    }
     if !details.is_empty() {
         args.format.print(details)?;
     }
@@ -260,6 +328,13 @@ fn print(
         }
     }
     print_place(folder.path(), &page, args.format)
+}
+
+/// What strategies reserve over all workloads; `None` with one strategy or one workload, which the table of cases shows.
+fn bounds(records: &[CaseRecord]) -> Option<Vec<BoundRow>> {
+    let differ = |of: fn(&CaseRecord) -> &String| records.windows(2).any(|pair| of(&pair[0]) != of(&pair[1]));
+    let several = differ(|record| &record.workload) && differ(|record| &record.strategy);
+    several.then(|| report::bounds(records)).filter(|rows| !rows.is_empty())
 }
 
 /// Reports interruptions, failures and regressions, keeps the baseline, and returns the exit code.

@@ -21,14 +21,14 @@ use crate::{
         export::ExportOptions,
         options::{DeviceOptions, Format, NeedsOptions, WorkerOptions},
         output, progress,
-        source::path_argument,
+        source::{listed_strategies, path_argument},
     },
     device::DeviceSpec,
     report::{
         Environment, FolderRecord, OPTIONS_OF_ONE_PROCESS, Partition, PartitionError, Places, PlannedCase,
         RecordFolder, ReportError, RunSettings, html, quoted, without_options,
     },
-    suite::{self, CaseFilter, CaseFingerprint, SuiteFile},
+    suite::{self, CaseFilter, CaseFingerprint, Isolation, SuiteFile},
 };
 
 /// Runs suites case by case: progress while it works, one table at the end, and a folder with the
@@ -63,6 +63,13 @@ pub struct Args {
     pub needs: NeedsOptions,
     #[command(flatten)]
     pub exports: ExportOptions,
+    /// Strategies besides those of the suite, such as tlsf or plugin:./my_allocator.so, on every
+    /// workload of it; may be repeated or separated by commas. `all` adds every strategy.
+    #[arg(long, short, value_name = "NAME[:PARAMETERS]")]
+    strategy: Vec<String>,
+    /// How often timed cases are timed, each time in a new process [default: 16].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: Option<u32>,
     /// How many simulated cases run in parallel [default: all cores].
     #[arg(long, short, value_name = "N")]
     jobs: Option<usize>,
@@ -90,6 +97,9 @@ pub struct Args {
     pub format: Format,
 }
 
+/// Enough for a slowdown of 5 % on a machine without other work: the spread between processes is then about 1 to 2 %.
+pub const DEFAULT_ROUNDS: u32 = 16;
+
 /// The suite that runs where none is named.
 pub const DEFAULT_SUITE: &str = "quick";
 
@@ -100,6 +110,16 @@ impl Args {
 
     pub fn jobs(&self) -> usize {
         self.jobs.unwrap_or_else(suite::all_cores)
+    }
+
+    /// The strategies that are added to those of the suites.
+    pub fn added_strategies(&self) -> Result<Vec<String>, CommandError> {
+        listed_strategies(&self.strategy)
+    }
+
+    /// The rounds of timed cases. Without processes of their own there is one: more of them would not be independent.
+    pub fn rounds(&self) -> u32 {
+        if self.workers.isolate == Isolation::Never { 1 } else { self.rounds.unwrap_or(DEFAULT_ROUNDS) }
     }
 
     pub fn filter(&self) -> CaseFilter {

@@ -108,7 +108,7 @@ impl AdversaryArgs {
             .iter()
             .map(|text| {
                 let strategy = StrategySpec::from(text.as_str());
-                let target = StressTarget { strategy, device: device.clone(), memory_bytes };
+                let target = StressTarget { strategy, device: device.clone(), memory_bytes, varies_memory: false };
                 // Checked with some amount in place of the placeholder; the other parameters do not
                 // depend on it.
                 let checked = target.with_memory(Some(self.live.0)).strategy.check();

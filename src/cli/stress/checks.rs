@@ -1,8 +1,8 @@
 //! `oomph stress all`, `properties`, `faults` and `misuse`.
 
 use std::{
-    sync::atomic::Ordering,
-    time::{Duration, Instant},
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
 };
 
 use anyhow::anyhow;
@@ -20,8 +20,10 @@ use crate::{
     device::wrap::FaultSpec,
     report::VerdictMatrix,
     stress::{
-        KINDS, StressKind, StressTarget, StressVerdict, TimeShare,
+        KINDS, StressBudget, StressVerdict, TimeShare,
+        concurrent::{self, ThreadsOptions},
         faults::{self, FaultOptions},
+        history::{self, HistoryOptions},
         misuse::{self, MISUSES, Misuse},
         properties::{self, ProgramRange},
     },
@@ -32,7 +34,7 @@ use crate::{
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  oomph stress all                        every strategy, a minute in all: made for CI
+  oomph stress all                        every strategy, two minutes in all: made for CI
   oomph stress all --seconds 600 --all-variants
   oomph stress all --strategy caching --format json
 
@@ -42,7 +44,7 @@ pub struct AllArgs {
     #[command(flatten)]
     pub(super) options: StressOptions,
     /// The time for all tests together, in seconds.
-    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
 }
 
@@ -50,15 +52,28 @@ impl AllArgs {
     pub(super) fn run(&self) -> CommandResult {
         let targets = self.options.targets()?;
         let stop = exit::stop_flag(StopPolicy::AtOnce)?;
-        let jobs: Vec<(&StressTarget, &StressKind)> =
-            KINDS.iter().rev().flat_map(|kind| targets.iter().map(move |target| (target, kind))).collect();
+        let jobs = KINDS
+            .iter()
+            .rev()
+            .flat_map(|kind| targets.iter().enumerate().map(move |(place, target)| (place, target, kind)));
+        let jobs: Vec<_> = jobs.filter(|(_, target, kind)| (kind.applies)(target)).collect();
         let parallel = parallel_jobs(&targets);
         let time = TimeShare::new(Duration::from_secs(self.seconds), jobs.len(), parallel);
-        let mut verdicts: Vec<StressVerdict> = with_progress(&jobs, parallel, |(target, kind), bar| {
+        // A strategy that has failed needs no further search: the time goes to the others.
+        let failed: Vec<AtomicBool> = targets.iter().map(|_| AtomicBool::new(false)).collect();
+        let mut verdicts: Vec<StressVerdict> = with_progress(&jobs, parallel, |(place, target, kind), bar| {
             bar.set_message(format!("{} {}", kind.name, target.strategy));
             let end = time.next_end();
-            let over = || stop.load(Ordering::Relaxed) || Instant::now() >= end;
-            let mut verdict = (kind.judge)(target, self.options.seed, &over);
+            let (interrupted, has_failed) =
+                (|| stop.load(Ordering::Relaxed), || failed[*place].load(Ordering::Relaxed));
+            let budget = StressBudget::until(&interrupted, end).search_until(&has_failed);
+            let mut verdict = (kind.judge)(target, self.options.seed, &budget);
+            if has_failed() && verdict.failures.is_empty() {
+                verdict.skipped.get_or_insert_with(|| "not finished: another kind has found a failure".to_owned());
+            }
+            // One without a trace says less: others may still show it in a few events.
+            let is_shown = verdict.failures.iter().any(|failure| failure.trace.is_some());
+            failed[*place].fetch_or(is_shown, Ordering::Relaxed);
             if verdict.row.trials == 0 && verdict.failures.is_empty() {
                 verdict.skipped.get_or_insert_with(|| "no time was left for it".to_owned());
             }
@@ -109,9 +124,9 @@ impl PropertiesArgs {
         }
         let programs = ProgramRange { first: self.first_case, count: self.cases, seed: self.options.seed };
         let trace = self.options.trace()?;
-        let (verdicts, stop) = self.options.test(|target, over| match &trace {
-            Some(trace) => properties::play(target, trace, &self.fail),
-            None => properties::properties(target, &programs, over),
+        let (verdicts, stop) = self.options.test(|target, budget| match &trace {
+            Some(trace) => properties::play(target, trace, &self.fail, budget),
+            None => properties::properties(target, &programs, budget),
         })?;
         self.options.conclude(&verdicts, &stop)
     }
@@ -158,7 +173,7 @@ impl FaultsArgs {
             faults: self.fault.clone(),
             seed: self.options.seed,
         };
-        let (reports, stop) = self.options.test(|target, over| faults::faults(target, &options, over))?;
+        let (reports, stop) = self.options.test(|target, budget| faults::faults(target, &options, budget))?;
         let left_out: u64 = reports.iter().map(|report| report.left_out).sum();
         let verdicts: Vec<StressVerdict> = reports.into_iter().map(|report| report.verdict).collect();
         let code = self.options.conclude(&verdicts, &stop)?;
@@ -166,6 +181,76 @@ impl FaultsArgs {
             output::complain(&format!("note: {left_out} calls of long programs were not made to fail"));
         }
         Ok(code)
+    }
+}
+
+/// Plays the same program again and again on one strategy, and checks all that it promises at every call. The program
+/// frees everything, so memory and events that keep growing are a leak, whatever the strategy reports.
+///
+/// A failing program is shrunk and saved; it fails again in as many rounds.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  oomph stress history                                        every strategy, one program of 512 rounds
+  oomph stress history --strategy plugin:./my_allocator.so --rounds 5000
+  oomph stress history --strategy bfc --trace failing.oomph --rounds 64")]
+pub struct HistoryArgs {
+    #[command(flatten)]
+    pub(super) options: StressOptions,
+    /// How often the program is repeated.
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..))]
+    rounds: u64,
+    /// The number of programs; each is played on a new strategy.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    cases: u64,
+}
+
+impl HistoryArgs {
+    pub(super) fn run(&self) -> CommandResult {
+        let trace = self.options.trace()?;
+        let options = HistoryOptions { program: trace.as_ref(), rounds: self.rounds, programs: self.cases };
+        let seed = self.options.seed;
+        let (verdicts, stop) = self.options.test(|target, budget| history::history(target, seed, &options, budget))?;
+        self.options.conclude(&verdicts, &stop)
+    }
+}
+
+/// Calls a plugin from several threads at once, in its own process. Each thread requests and frees blocks, some of which
+/// another thread requested. Live blocks must not overlap, and the process must not crash or hang.
+///
+/// Strategies of oomph are called by one thread at a time and are skipped.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  oomph stress threads --strategy plugin:./my_allocator.so
+  oomph stress threads --strategy plugin:./my_allocator.so --threads 32 --calls 100000 --processes 1
+
+With ThreadSanitizer, which names the two places that race:
+  g++ -g -O1 -fsanitize=thread -shared -fPIC my_allocator.cpp -o tsan.so
+  LD_PRELOAD=$(gcc -print-file-name=libtsan.so) oomph stress threads --strategy plugin:./tsan.so --processes 1")]
+pub struct ThreadsArgs {
+    #[command(flatten)]
+    pub(super) options: StressOptions,
+    /// Threads that call at once.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=256))]
+    threads: u64,
+    /// Calls of each thread in a process.
+    #[arg(long, value_name = "N", default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(1..))]
+    calls: u64,
+    /// Processes, each with a new plugin.
+    #[arg(long, value_name = "N", default_value_t = 12, value_parser = clap::value_parser!(u64).range(1..))]
+    processes: u64,
+}
+
+impl ThreadsArgs {
+    pub(super) fn run(&self) -> CommandResult {
+        if self.options.trace.is_some() {
+            return Err(CommandError::usage(anyhow!("threads play their own program and take no --trace")));
+        }
+        let ThreadsArgs { threads, calls, processes, .. } = *self;
+        let options = ThreadsOptions { threads, calls, processes };
+        let (verdicts, stop) = self.options.test(|target, budget| concurrent::threads(target, &options, budget))?;
+        self.options.conclude(&verdicts, &stop)
     }
 }
 

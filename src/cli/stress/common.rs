@@ -25,7 +25,7 @@ use crate::{
     plugin,
     report::quoted,
     strategy::{STRATEGIES, StrategyEntry, StrategySpec},
-    stress::{FailureEvidence, StressFailure, StressTarget, StressVerdict, VerdictRow},
+    stress::{FailureEvidence, StressBudget, StressFailure, StressTarget, StressVerdict, VerdictRow},
     suite,
     trace::{self, ProgressSource, Trace, TraceError},
 };
@@ -79,7 +79,8 @@ impl StressOptions {
     pub fn targets(&self) -> Result<Vec<StressTarget>, CommandError> {
         let device = self.device.spec()?;
         let memory_bytes = Some(self.memory_bytes(&device)?);
-        let target = |strategy| StressTarget { strategy, device: device.clone(), memory_bytes };
+        let varies_memory = self.limit.is_none() && device.is_simulated();
+        let target = |strategy| StressTarget { strategy, device: device.clone(), memory_bytes, varies_memory };
         Ok(self.strategies()?.into_iter().map(target).collect())
     }
 
@@ -100,15 +101,16 @@ impl StressOptions {
         Ok(Some(trace))
     }
 
-    /// Tests every target, in parallel on simulated devices. `test` should end soon after its callback
-    /// returns true.
+    /// Tests every target, in parallel on simulated devices. `test` should end soon after its budget
+    /// is over.
     pub fn test<R: Send>(
         &self,
-        test: impl Fn(&StressTarget, &dyn Fn() -> bool) -> R + Sync,
+        test: impl Fn(&StressTarget, &StressBudget<'_>) -> R + Sync,
     ) -> Result<(Vec<R>, Arc<AtomicBool>), CommandError> {
         let targets = self.targets()?;
         let stop = exit::stop_flag(StopPolicy::AtOnce)?;
-        let results = test_targets(&targets, |target| test(target, &|| stop.load(Ordering::Relaxed)));
+        let results =
+            test_targets(&targets, |target| test(target, &StressBudget::unlimited(&|| stop.load(Ordering::Relaxed))));
         Ok((results, stop))
     }
 
@@ -277,7 +279,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let options = StressOptions { save: folder.path().to_owned(), format: Format::Csv, ..options() };
         let target = StressTarget::simulated("flawed:RoundsDown", 256 * MIB);
-        let verdict = properties(&target, &ProgramRange { first: 0, count: 9, seed: 1 }, &|| false);
+        let verdict =
+            properties(&target, &ProgramRange { first: 0, count: 9, seed: 1 }, &StressBudget::unlimited(&|| false));
         let stop = AtomicBool::new(false);
         assert_eq!(options.conclude(&[verdict], &stop).unwrap(), exit::STRESS_FAILED);
         assert!(folder.path().join("properties-flawed_RoundsDown.oomph").exists());

@@ -22,8 +22,8 @@ use crate::{
     },
     report::{self, Endurance},
     stress::{
-        BlockSizes, EnduranceOutcome, EnduranceTest, IntegrityCounts, StopCondition, StressSlice, StressState,
-        StressTarget, TargetError, TimeShare,
+        BlockSizes, EnduranceOutcome, EnduranceTest, IntegrityCounts, StopCondition, StressBudget, StressSlice,
+        StressState, StressTarget, TargetError, TimeShare,
     },
     suite::CaseTimeout,
 };
@@ -154,11 +154,15 @@ impl EnduranceOptions {
         let (begin, lost) = (Instant::now(), AtomicBool::new(false));
         let outcomes = with_progress(&targets, jobs, |target, bar| {
             let end = time.as_ref().map(TimeShare::next_end);
-            let over = || stop.load(Ordering::Relaxed) || end.is_some_and(|end| Instant::now() >= end);
+            let interrupted = || stop.load(Ordering::Relaxed);
+            let budget = match end {
+                Some(end) => StressBudget::until(&interrupted, end),
+                None => StressBudget::unlimited(&interrupted),
+            };
             let outcome = if lost.load(Ordering::Relaxed) {
                 Ok(EnduranceOutcome::skipped("this process can no longer use the GPU"))
             } else {
-                let until = StopCondition { blocks: self.stress_count, over: &over };
+                let until = StopCondition { blocks: self.stress_count, budget };
                 let (threads, streams, sizes) = (self.threads, self.streams, self.sizes);
                 let test = EnduranceTest { target: target.clone(), threads, streams, sizes, seed };
                 match stress(&test, &until, &mut |counts| bar.set_message(progress_text(target, counts))) {

@@ -29,12 +29,14 @@ use crate::{base::exit_description, plugin, strategy::StrategySpec, stress::is_u
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  oomph stress all --seconds 60                               every strategy under every kind
+  oomph stress all --seconds 120                              every strategy under every kind
   oomph stress integrity                                      do blocks keep their contents?
   oomph stress properties                                     every strategy, random programs
   oomph stress properties --strategy caching --cases 10000    one strategy, for longer
   oomph stress properties --strategy plugin:./my_allocator.so an allocator of your own
   oomph stress properties --strategy bfc --trace failing.oomph --fail cuMemFree:2
+  oomph stress history --strategy bfc                         the same program, 512 times: does it leak?
+  oomph stress threads --strategy plugin:./my_allocator.so    calls from eight threads at once
   oomph stress faults --strategy bfc                          every driver call fails once
   oomph stress misuse                                         double frees and other misuse
   oomph stress adversary                                      the most memory that each needs
@@ -56,6 +58,10 @@ enum Kind {
     /// Random programs, some on a driver that fails now and then; all promises of a strategy are
     /// checked.
     Properties(checks::PropertiesArgs),
+    /// The same program again and again: leaks, and faults that need a long history.
+    History(checks::HistoryArgs),
+    /// A plugin called from several threads at once.
+    Threads(checks::ThreadsArgs),
     /// Every driver call fails in turn, another process takes memory, events never complete.
     Faults(checks::FaultsArgs),
     /// Programs that break the rules: double frees, foreign pointers, absurd sizes.
@@ -74,6 +80,8 @@ impl Kind {
             Kind::All(args) => &args.options,
             Kind::Integrity(args) => &args.options,
             Kind::Properties(args) => &args.options,
+            Kind::History(args) => &args.options,
+            Kind::Threads(args) => &args.options,
             Kind::Faults(args) => &args.options,
             Kind::Misuse(args) => &args.options,
             Kind::Soak(args) => &args.options,
@@ -93,6 +101,8 @@ pub fn run(args: Args) -> CommandResult {
         Kind::All(args) => args.run(),
         Kind::Integrity(args) => args.run(),
         Kind::Properties(args) => args.run(),
+        Kind::History(args) => args.run(),
+        Kind::Threads(args) => args.run(),
         Kind::Faults(args) => args.run(),
         Kind::Misuse(args) => args.run(),
         Kind::Adversary(args) => args.run(),

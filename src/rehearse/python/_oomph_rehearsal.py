@@ -36,6 +36,9 @@ DEVICE = "OOMPH_SHADOW_DEVICE"
 RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 # The recorder keeps the newest entries. Each takes up to a kilobyte of host memory, and a program may not end by itself.
 MOST_ENTRIES = 5_000_000
+# Stacks of frees are not used, and with them PyTorch 2.10 and later end programs that checkpoint blocks with dropout
+# (pytorch/pytorch#179536).
+CONTEXT = "alloc"
 SECONDS_BETWEEN_EVENTS = 0.2
 # PyTorch looks at its collectives ten times a second.
 SECONDS_FOR_WATCHDOG = 0.3
@@ -250,6 +253,8 @@ class Rehearsal:
 
     def __init__(self, torch: ModuleType, libraries: ShadowLibraries, torch_folder: str) -> None:
         self.torch: Any = torch
+        # Such as (2, 11).
+        self.release = tuple(int(part) for part in self.torch.__version__.split(".")[:2])
         self.libraries = libraries
         self.lines = ProgramLines(torch_folder)
         self.pid = 0
@@ -304,11 +309,11 @@ class Rehearsal:
         torch = self.torch
         self.libraries.on_read(self.read)
         try:
-            self.own_record(stacks="python", max_entries=MOST_ENTRIES)
+            self.record()
         except Exception as error:
             self.problems.append(f"the program's allocator cannot be recorded: {error}")
         try:
-            torch._C._cuda_attach_out_of_memory_observer(self.ran_out)
+            self.observe()
         except Exception as error:
             self.problems.append(f"failed requests are not observed: {error}")
         limit = int(os.environ.get(LIMIT) or 0)
@@ -317,15 +322,39 @@ class Rehearsal:
             torch.cuda.set_per_process_memory_fraction(fraction_of(limit, total), device)
         send("cuda")
 
+    def record(self) -> None:
+        """Starts PyTorch's recorder on all devices."""
+        if self.release >= (2, 1):
+            self.own_record(context=CONTEXT, stacks="python", max_entries=MOST_ENTRIES)
+            return
+        # PyTorch 2.0 has a recorder for each device: with stacks of Python, without those of C++.
+        for device in range(self.torch.cuda.device_count()):
+            with self.torch.cuda.device(device):
+                self.torch._C._cuda_recordMemoryHistory(True, True, False, MOST_ENTRIES, True)
+
+    def observe(self) -> None:
+        """Asks PyTorch to tell when memory runs out."""
+        attach = self.torch._C._cuda_attach_out_of_memory_observer
+        count = self.torch.cuda.device_count()
+        if self.release < (2, 1):
+            for device in range(count):
+                with self.torch.cuda.device(device):
+                    attach(self.ran_out)
+        elif self.release >= (2, 4) or count == 1:
+            attach(self.ran_out)
+        # PyTorch 2.1 to 2.3 give all devices but the first an empty function, and their OOM would be another exception. There
+        # the history tells (`unseen_oom`).
+
     def record_for_program(self, enabled: Any = "all", *args: Any, **kwargs: Any) -> Any:
         """The program's own recording is this one: a call changes what is kept of each event, and never ends it."""
         if enabled is None or enabled is False or self.finished:
             return None
         if not self.is_own():
             return self.own_record(enabled, *args, **kwargs)
-        kwargs["max_entries"] = MOST_ENTRIES
-        kwargs.pop("clear_history", None)
-        return self.own_record("all", kwargs.get("context", "all"), "python", MOST_ENTRIES)
+        if self.release < (2, 1):
+            return None
+        context = None if kwargs.get("context", CONTEXT) is None else CONTEXT
+        return self.own_record("all", context, "python", MOST_ENTRIES)
 
     def is_own(self) -> bool:
         """Whether this process is the one that records."""
@@ -423,6 +452,9 @@ class Rehearsal:
         if self.finished or not self.is_own():
             return
         self.note()
+        backend = getattr(self.torch.cuda.memory, "get_allocator_backend", None)
+        if backend is not None and backend() == "pluggable":
+            self.problems.append("the program replaced PyTorch's allocator: its peaks and its failed requests are not known")
         try:
             self.write()
         finally:
@@ -450,6 +482,8 @@ class Rehearsal:
             return
         self.name = self.name or unused_name(folder, f"rank-{rank()}")
         devices = [self.write_device(folder, self.name, device) for device in sorted(self.peaks)]
+        if self.oom is None:
+            self.oom = self.unseen_oom()
         facts = {
             "pid": self.pid,
             "rank": rank(),
@@ -471,6 +505,37 @@ class Rehearsal:
             "shadow": self.libraries.report(),
         }
         write_whole(os.path.join(folder, self.name + ".json"), json.dumps(facts, indent=1).encode())
+
+    def unseen_oom(self) -> Optional[Dict[str, Any]]:
+        """The last request that failed and of which PyTorch did not tell, from the history."""
+        for device in (device for device, peaks in self.peaks.items() if peaks.ooms):
+            allocated = reserved = 0
+            found = None
+            for entry in self.torch.cuda.memory._snapshot()["device_traces"][device]:
+                sign = {"alloc": 1, "free_requested": -1}.get(entry["action"], 0)
+                allocated += sign * entry["size"]
+                sign = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}.get(entry["action"], 0)
+                reserved += sign * entry["size"]
+                if entry["action"] == "oom":
+                    found = {
+                        "device": device,
+                        "step": self.steps + 1,
+                        "request": entry["size"],
+                        "free": entry.get("device_free", 0),
+                        "allocated": allocated,
+                        "reserved": reserved,
+                        "where": self.line_of(entry.get("frames") or []),
+                    }
+            if found is not None:
+                return found
+        return None
+
+    def line_of(self, frames: List[Dict[str, Any]]) -> Optional[str]:
+        """The innermost line of the program in a recorded stack."""
+        for frame in frames:
+            if self.lines.is_program(frame["filename"]):
+                return f"{frame['filename']}:{frame['line']} {frame['name']}"
+        return None
 
     def write_device(self, folder: str, name: str, device: int) -> Dict[str, Any]:
         peaks = self.peaks[device]

@@ -1,7 +1,10 @@
-//! `snapshots.csv` beside recordings: what PyTorch knew and a snapshot does not say.
+//! Files beside recordings: what PyTorch knew and a snapshot does not say.
 //!
-//! One row per recording, found by file name without extensions. Columns that are missing or empty are unknown. Another table
-//! may have the same name: without the column `snapshot` and one of the others it is ignored.
+//! `snapshots.csv` has one row per recording, found by file name without extensions. Columns that are missing or empty are
+//! unknown. Another table may have the same name: without the column `snapshot` and one of the others it is ignored.
+//!
+//! The Python package writes `rank0.json` beside `rank0.pickle`. Another file may have that name: without `oomph` and a
+//! known `schema` it is ignored.
 
 use std::{
     io,
@@ -11,10 +14,18 @@ use std::{
 use serde::Deserialize;
 
 use super::Counters;
-use crate::base::{escaped, read_within};
+use crate::{
+    base::{Bytes, MemoryLimit, escaped, read_within},
+    pytorch::Release,
+    trace::torch::GivenFacts,
+};
 
 /// A table with 100,000 rows has about 8 MiB.
 const LARGEST_TABLE: u64 = 16 << 20;
+/// Facts of a run have about 2 KiB.
+const LARGEST_FACTS: u64 = 1 << 20;
+/// The schema of the facts that the Python package writes.
+const FACTS_SCHEMA: u64 = 1;
 /// The name of the table.
 const TABLE: &str = "snapshots.csv";
 /// Its first column.
@@ -30,13 +41,35 @@ const VALUE_COLUMNS: [&str; 7] = [
     "ooms",
 ];
 
-/// A row of the table.
+/// What the files beside a recording say.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Companion {
     /// The share of the device that the program might use, where it set one.
     pub memory_fraction: Option<f64>,
     /// PyTorch's own counters.
     pub counters: Counters,
+    /// What the Python package wrote.
+    facts: Option<RunFacts>,
+}
+
+/// The facts of a run, as the Python package writes them; those that are used here.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+struct RunFacts {
+    oomph: Option<String>,
+    schema: u64,
+    torch: Option<String>,
+    alloc_conf: Option<String>,
+    devices: Vec<DeviceFacts>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+struct DeviceFacts {
+    index: u32,
+    limit_bytes: Option<u64>,
+    free_bytes: Option<u64>,
+    reserved_bytes: Option<u64>,
 }
 
 /// A table that cannot be read.
@@ -61,17 +94,79 @@ pub enum CompanionError {
 }
 
 impl Companion {
-    /// The row of a recording, if there is a table in its folder and a row in it.
+    /// What is known of a recording, if there is a table with a row for it in its folder, or a file with its facts.
     pub fn beside(recording: &Path) -> Result<Option<Companion>, CompanionError> {
-        let path = recording.with_file_name(TABLE);
-        if !path.is_file() {
-            return Ok(None);
-        }
-        let text =
-            read_within(&path, LARGEST_TABLE).map_err(|source| CompanionError::Io { path: path.clone(), source })?;
         let file_name = recording.file_name().unwrap_or_default().to_string_lossy();
-        row(&text, &file_name).map_err(|reason| CompanionError::Format { path, reason })
+        let table = recording.with_file_name(TABLE);
+        let of_table = match read(&table, LARGEST_TABLE)? {
+            Some(text) => row(&text, &file_name).map_err(|reason| CompanionError::Format { path: table, reason })?,
+            None => None,
+        };
+        let facts = match facts_path(recording) {
+            Some(path) => read(&path, LARGEST_FACTS)?.and_then(|text| run_facts(&text)),
+            None => None,
+        };
+        Ok(match (of_table, facts) {
+            (None, None) => None,
+            (of_table, facts) => Some(Companion { facts, ..of_table.unwrap_or_default() }),
+        })
     }
+
+    /// The limit of the program on a GPU; without a number, on the first one.
+    #[must_use]
+    pub fn limit(&self, device: Option<u32>) -> Option<MemoryLimit> {
+        let fraction = self.memory_fraction.map(MemoryLimit::Fraction);
+        let bytes = self.device(device).and_then(|facts| facts.limit_bytes);
+        fraction.or(bytes.map(|bytes| MemoryLimit::Size(Bytes(bytes))))
+    }
+
+    /// What the allocator could have had on a GPU when the recording was written: the memory that it held, and what was
+    /// free, within the limit of the program.
+    #[must_use]
+    pub fn available(&self, device: u32) -> Option<u64> {
+        let facts = self.device(Some(device))?;
+        let available = facts.free_bytes? + facts.reserved_bytes?;
+        Some(facts.limit_bytes.map_or(available, |limit| limit.min(available)))
+    }
+
+    fn device(&self, number: Option<u32>) -> Option<&DeviceFacts> {
+        let mut devices = self.facts.iter().flat_map(|facts| &facts.devices);
+        devices.find(|facts| number.is_none_or(|number| number == facts.index))
+    }
+
+    /// What the user says, completed by the facts of the run.
+    #[must_use]
+    pub fn complete(&self, given: &GivenFacts) -> GivenFacts {
+        let known = self.facts.as_ref();
+        let release = known.and_then(|facts| facts.torch.as_ref()?.parse::<Release>().ok());
+        // Later releases record the settings themselves, with what the program changed.
+        let settings = known.filter(|_| release.is_some_and(|release| release < Release::new(3)));
+        GivenFacts {
+            release: given.release.or(release),
+            settings: given.settings.clone().or_else(|| settings?.alloc_conf.clone()),
+        }
+    }
+}
+
+/// The contents of a file, if it is one.
+fn read(path: &Path, most: u64) -> Result<Option<Vec<u8>>, CompanionError> {
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let text = read_within(path, most).map_err(|source| CompanionError::Io { path: path.to_owned(), source })?;
+    Ok(Some(text))
+}
+
+/// `rank0.json` for `rank0.pickle` and `rank0.pickle.xz`.
+fn facts_path(recording: &Path) -> Option<PathBuf> {
+    let name = recording.file_name()?.to_str()?;
+    let end = [".pickle", ".pkl"].into_iter().find_map(|extension| name.rfind(extension))?;
+    Some(recording.with_file_name(format!("{}.json", &name[..end])))
+}
+
+fn run_facts(text: &[u8]) -> Option<RunFacts> {
+    let facts: RunFacts = serde_json::from_slice(text).ok()?;
+    (facts.oomph.is_some() && facts.schema == FACTS_SCHEMA).then_some(facts)
 }
 
 fn is_known(headers: &csv::StringRecord) -> bool {
@@ -104,7 +199,8 @@ fn row(text: &[u8], file_name: &str) -> Result<Option<Companion>, String> {
             None if !memory_fraction.is_empty() => return Err(format!("'{memory_fraction}' is not a memory_fraction")),
             fraction => fraction,
         };
-        return Ok(Some(Companion { memory_fraction, counters: record.deserialize(Some(&headers)).map_err(words)? }));
+        let counters = record.deserialize(Some(&headers)).map_err(words)?;
+        return Ok(Some(Companion { memory_fraction, counters, facts: None }));
     }
     Ok(None)
 }
@@ -140,6 +236,30 @@ mod tests {
             let value = if column == "memory_fraction" { "0.5" } else { "7" };
             let found = row(format!("snapshot,{column}\nrun,{value}\n").as_bytes(), "run.pickle").unwrap();
             assert_ne!(found, Some(Companion::default()), "{column}");
+        }
+    }
+
+    #[test]
+    fn facts_of_a_run_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let recording = folder.path().join("rank0.pickle.xz");
+        let write = |text: &str| std::fs::write(folder.path().join("rank0.json"), text).unwrap();
+        write(
+            r#"{"schema": 1, "oomph": "0.1.0", "torch": "2.2.1+cu121", "alloc_conf": "max_split_size_mb:64", "new": 1,
+                "devices": [{"index": 1, "limit_bytes": 4096, "free_bytes": 4000, "reserved_bytes": 1000},
+                            {"index": 3, "limit_bytes": null, "free_bytes": 70, "reserved_bytes": 7}, {"index": 5}]}"#,
+        );
+        let found = Companion::beside(&recording).unwrap().unwrap();
+        let limit = Some(MemoryLimit::Size(Bytes(4096)));
+        assert_eq!([found.limit(None), found.limit(Some(1)), found.limit(Some(3))], [limit, limit, None]);
+        assert_eq!([1, 3, 5, 7].map(|device| found.available(device)), [Some(4096), Some(77), None, None]);
+        let known = found.complete(&GivenFacts::default());
+        assert_eq!((known.release, known.settings.as_deref()), (Some(Release::new(2)), Some("max_split_size_mb:64")));
+        let told = GivenFacts { release: Some(Release::new(5)), settings: Some(String::new()) };
+        assert_eq!(found.complete(&told), told);
+        for other in ["", "[]", r#"{"schema": 1}"#, r#"{"oomph": "9", "schema": 7}"#, r#"{"schema": "one"}"#] {
+            write(other);
+            assert_eq!(Companion::beside(&recording).unwrap(), None, "{other}");
         }
     }
 

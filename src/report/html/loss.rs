@@ -1,8 +1,8 @@
 //! Where memory was lost: from live bytes to device memory use, and the shares in between.
 
 use super::{
-    super::scenario::is_contender,
-    element::{BarPart, Cell, PageSection, code, escape, stacked},
+    super::scenario::{BoundRow, bounds, is_contender},
+    element::{BarPart, Cell, HtmlTable, PageSection, code, escape, no_case, stacked},
     page_context::{CaseRow, PageContext},
 };
 use crate::{base::Bytes, measure::CaseRecord};
@@ -19,9 +19,10 @@ pub(super) fn section(context: &PageContext<'_>) -> Option<PageSection> {
          its own moment; cases that ended early are left out. Over live: reserved compared with live.</p>\n\
          <h3>Fragmentation</h3>\n{}<p class=\"note\">Internal: lost to rounding inside blocks. External: cached free \
          memory outside its largest piece. Idle: reserved but not in a block, when most was allocated and when most was \
-         reserved.</p>\n",
+         reserved.</p>\n{}",
         waterfall(context)?,
-        fragmentation(context)
+        fragmentation(context),
+        over_bound(context)
     );
     Some(PageSection { id: "loss", subject: "Where memory was lost", finding: finding(context), body })
 }
@@ -93,6 +94,28 @@ fn fragmentation(context: &PageContext<'_>) -> String {
         })
         .numbers("most segments", "peak_segments", |row| Cell::count(row.record.peak_segments));
     table.html("Fragmentation", CaseRow::id)
+}
+
+/// What strategies reserve over all workloads; nothing with one strategy or one workload.
+fn over_bound(context: &PageContext<'_>) -> String {
+    let records: Vec<CaseRecord> = context.rows().map(|row| row.record.clone()).collect();
+    let rows: Vec<BoundRow> = bounds(&records);
+    let strategies = rows.iter().filter(|row| row.family.is_none()).count();
+    if strategies < 2 || context.groups.len() < 2 {
+        return String::new();
+    }
+    let table = HtmlTable::of(&rows)
+        .words("strategy", "strategy", |row| context.strategy(&row.strategy))
+        .words("family", "family", |row| Cell::text(row.family.as_deref().unwrap_or("all")))
+        .numbers("completed cases", "completed_cases", |row| Cell::count(row.completed_cases))
+        .numbers("median", "median_over_bound_ratio", |row| Cell::decimal(row.median_over_bound_ratio, 3))
+        .numbers("90th percentile", "p90_over_bound_ratio", |row| Cell::decimal(row.p90_over_bound_ratio, 3))
+        .numbers("worst", "worst_over_bound_ratio", |row| Cell::decimal(row.worst_over_bound_ratio, 3));
+    format!(
+        "<h3>Over the bound</h3>\n{}<p class=\"note\">Peak reserved memory of completed cases as a multiple of the bound: \
+         the most bytes alive at one time, in blocks of 512 B. By strategy, and by strategy and family of workloads.</p>\n",
+        table.html("Over the bound", no_case)
+    )
 }
 
 /// The case that lost most, and to what.

@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     super::{
-        Environment, ReportError, StoredRun, details, folder,
+        Environment, ReportError, StoredRun, folder,
         render::{Places, distinct},
         scenario::{CaseGroup, groups, is_contender, titles},
     },
@@ -84,8 +84,8 @@ impl PageRun {
     fn detail(&self, case_id: &str) -> Result<Option<Cow<'_, CaseDetail>>, ReportError> {
         match &self.details {
             DetailStore::Held(held) => Ok(held.get(case_id).map(Cow::Borrowed)),
-            DetailStore::Folder(path) if details::has_detail(path, case_id) => {
-                details::read_detail(path, case_id).map(|detail| Some(Cow::Owned(detail)))
+            DetailStore::Folder(path) if folder::has_detail(path, case_id) => {
+                folder::read_detail(path, case_id).map(|detail| Some(Cow::Owned(detail)))
             }
             DetailStore::Folder(_) => Ok(None),
         }

@@ -111,6 +111,7 @@ fn wall_clock(context: &PageContext<'_>, rows: &[&TimingRecord]) -> String {
         .numbers("threads", "threads", |row| Cell::count(row.threads.map(u64::from)))
         .numbers("time per operation", "ns_per_operation", |row| per_operation(row))
         .numbers("operations/s", "operations_per_second", |row| rate(row))
+        .numbers("spread of rounds", "round_spread_share", |row| Cell::percent(row.round_spread_share))
         .words("alloc", "alloc", |row| whisker(alloc(row)))
         .numbers("p50", "alloc_p50_ns", |row| Cell::nanos(row.alloc_p50_ns))
         .numbers("p99", "alloc_p99_ns", |row| Cell::nanos(row.alloc_p99_ns))

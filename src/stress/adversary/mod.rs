@@ -461,7 +461,8 @@ mod tests {
 
     fn assessed(strategy: &str, parameters: &RobsonParameters) -> AdversaryRow {
         let strategy = StrategySpec::from(strategy);
-        let target = StressTarget { strategy, device: "sim".parse().unwrap(), memory_bytes: None };
+        let target =
+            StressTarget { strategy, device: "sim".parse().unwrap(), memory_bytes: None, varies_memory: false };
         assess(parameters, &target, &AtomicBool::new(false)).unwrap().0
     }
 
@@ -535,6 +536,7 @@ mod tests {
             strategy: StrategySpec::from("tlsf"),
             device: "sim".parse().unwrap(),
             memory_bytes: Some(100 * MIB),
+            varies_memory: false,
         };
         let (short, trace) = assess(&parameters, &target, &AtomicBool::new(false)).unwrap();
         assert_eq!(
@@ -549,7 +551,8 @@ mod tests {
     #[test]
     fn replayed_trace_reserves_the_same() {
         let (parameters, strategy) = (units(256, 32), StrategySpec::from("caching"));
-        let target = StressTarget { strategy, device: "sim".parse().unwrap(), memory_bytes: None };
+        let target =
+            StressTarget { strategy, device: "sim".parse().unwrap(), memory_bytes: None, varies_memory: false };
         let (seen, trace) = assess(&parameters, &target, &AtomicBool::new(false)).unwrap();
         let mut device = target.device.open().unwrap();
         let mut strategy = target.with_memory(None).build(device.props()).unwrap();

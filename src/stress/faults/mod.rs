@@ -21,7 +21,7 @@ use rand_chacha::{ChaCha8Rng, rand_core::SeedableRng};
 
 use self::run::FaultRun;
 use super::{
-    StressFailure, StressKind, StressTarget, StressVerdict,
+    StressBudget, StressFailure, StressKind, StressTarget, StressVerdict,
     checked_run::{run_within, time_limit},
     shrink,
 };
@@ -40,7 +40,8 @@ const KIND: &str = "faults";
 /// Its part in `stress all`.
 pub(super) const STRESS: StressKind = StressKind {
     name: KIND,
-    judge: |target, seed, stop| faults(target, &FaultOptions { seed, ..FaultOptions::default() }, stop).verdict,
+    applies: |_| true,
+    judge: |target, seed, budget| faults(target, &FaultOptions { seed, ..FaultOptions::default() }, budget).verdict,
 };
 
 /// How many traces are tried to shrink a failing program, on a simulated and on a real device. Each
@@ -71,10 +72,14 @@ pub struct FaultReport {
     pub left_out: u64,
 }
 
-/// Plays the target's programs under every fault until `stop` returns true.
-pub fn faults(target: &StressTarget, options: &FaultOptions, stop: &dyn Fn() -> bool) -> FaultReport {
+/// Plays the target's programs under every fault until the time is up.
+///
+/// The functions of a plugin cannot report an error. So only memory runs out for one: calls that take memory report that
+/// there is none, and another process takes what is free.
+pub fn faults(target: &StressTarget, options: &FaultOptions, budget: &StressBudget<'_>) -> FaultReport {
     let verdict = StressVerdict::new(KIND, &target.strategy);
-    let mut tester = FaultTester { target, report: FaultReport { verdict, ..FaultReport::default() } };
+    let report = FaultReport { verdict, ..FaultReport::default() };
+    let mut tester = FaultTester { target, budget, report, broken: Vec::new() };
     match target.open() {
         Err(error) => tester.report.verdict.skipped = Some(error.to_string()),
         Ok((strategy, device)) => {
@@ -84,10 +89,10 @@ pub fn faults(target: &StressTarget, options: &FaultOptions, stop: &dyn Fn() -> 
             };
             drop((strategy, device));
             for program in programs.into_iter().map(Arc::new) {
-                if stop() {
+                if budget.search_is_over() || tester.hangs() {
                     break;
                 }
-                tester.test(&program, options, stop);
+                tester.test(&program, options);
             }
         }
     }
@@ -97,46 +102,53 @@ pub fn faults(target: &StressTarget, options: &FaultOptions, stop: &dyn Fn() -> 
 /// Tests one target.
 struct FaultTester<'a> {
     target: &'a StressTarget,
+    budget: &'a StressBudget<'a>,
     report: FaultReport,
+    /// The promises whose first failure was shrunk and kept.
+    broken: Vec<&'static str>,
 }
 
 impl FaultTester<'_> {
-    /// Plays one program under every fault. Of the runs that break the same promise only the first
-    /// is shrunk and kept.
-    fn test(&mut self, program: &Arc<Trace>, options: &FaultOptions, stop: &dyn Fn() -> bool) {
+    /// Plays one program under every fault. Of the runs that break the same promise, in any program, only the first is
+    /// shrunk and kept.
+    fn test(&mut self, program: &Arc<Trace>, options: &FaultOptions) {
         let clean = match self.run(program, None, None) {
             Ok(run) => run,
             Err(reason) => return self.fail(program, None, reason),
         };
         self.report.verdict.count(&clean.run);
         if let Some(finding) = clean.run.findings.first() {
-            return self.fail(program, None, finding.to_string());
+            return self.keep_first(program, None, finding);
         }
         let sweep = match options.faults.as_slice() {
+            [] if self.target.is_plugin() => {
+                FaultSweep::of(&clean.run.calls, clean.strategy_calls, options.seed).without_errors()
+            }
             [] => FaultSweep::of(&clean.run.calls, clean.strategy_calls, options.seed),
             given => FaultSweep { faults: given.to_vec(), left_out: 0 },
         };
         self.report.calls.absorb(&clean.run.calls);
         self.report.left_out += sweep.left_out;
-        let mut broken: Vec<&'static str> = Vec::new();
         for fault in sweep.faults {
-            if stop() {
+            if self.budget.search_is_over() {
                 return;
             }
             match self.run(program, Some(fault), Some(&clean.stats)) {
                 Ok(run) => {
                     self.report.verdict.count(&run.run);
-                    if let Some(finding) = run.run.findings.first()
-                        && !broken.contains(&finding.check)
-                    {
-                        broken.push(finding.check);
-                        self.shrink(program, fault, finding);
+                    if let Some(finding) = run.run.findings.first() {
+                        self.keep_first(program, Some(fault), finding);
                     }
                 }
                 // A strategy that panics or hangs may do so again, so the program ends here.
                 Err(reason) => return self.fail(program, Some(fault), reason),
             }
         }
+    }
+
+    /// Whether a run did not return: no further program is tried, because each would have to be waited for.
+    fn hangs(&self) -> bool {
+        self.report.verdict.failures.iter().any(|failure| failure.detail.contains("did not return"))
     }
 
     /// One run in its own thread; the reason if it panicked or did not return.
@@ -149,16 +161,23 @@ impl FaultTester<'_> {
         let (target, program, expected) = (self.target.clone(), Arc::clone(program), expected.copied());
         let run = move |program: &Trace| {
             let opened = target.open().map_err(|error| error.to_string())?;
-            Ok(FaultRun::of(program, opened, fault, expected.as_ref()))
+            Ok(FaultRun::of(program, opened, fault, expected.as_ref(), target.is_plugin()))
         };
         run_within(time_limit(program.events.len()), move || run(&program))
             .unwrap_or_else(|aborted| Err(aborted.to_string()))
     }
 
+    fn keep_first(&mut self, program: &Trace, fault: Option<FaultSpec>, finding: &ConformanceFinding) {
+        if !self.broken.contains(&finding.check) {
+            self.broken.push(finding.check);
+            self.shrink(program, fault, finding);
+        }
+    }
+
     /// Adds the failure with the smallest program that shows it. While the program shrinks the
     /// fault moves, because fewer driver calls come before it.
-    fn shrink(&mut self, program: &Trace, fault: FaultSpec, finding: &ConformanceFinding) {
-        let (mut place, mut detail) = (fault, finding.to_string());
+    fn shrink(&mut self, program: &Trace, fault: Option<FaultSpec>, finding: &ConformanceFinding) {
+        let (mut place, mut detail) = (fault, finding.detail.clone());
         let mut still_fails = |candidate: &Trace| match self.breaks(candidate, place, finding.check) {
             Some(found) => {
                 (place, detail) = found;
@@ -167,21 +186,28 @@ impl FaultTester<'_> {
             None => false,
         };
         let tries = if self.target.device.is_simulated() { SHRINKING_TRIES.0 } else { SHRINKING_TRIES.1 };
-        let small = shrink(program, &mut still_fails, tries);
-        self.fail(&small, Some(place), detail);
+        let small = shrink(program, &mut still_fails, tries, &|| self.budget.is_over());
+        self.fail(&small, place, detail);
     }
 
     /// A fault of the same kind, no later than this one, that breaks the same promise; and how.
-    fn breaks(&self, program: &Trace, fault: FaultSpec, part: &str) -> Option<(FaultSpec, String)> {
+    fn breaks(&self, program: &Trace, fault: Option<FaultSpec>, part: &str) -> Option<(Option<FaultSpec>, String)> {
         let program = Arc::new(program.clone());
-        let clean = self.run(&program, None, None).ok().filter(|run| run.run.findings.is_empty())?;
+        let broken = |run: &FaultRun| {
+            let finding = run.run.findings.first().filter(|finding| finding.check == part)?;
+            Some(finding.detail.clone())
+        };
+        let clean = self.run(&program, None, None).ok()?;
+        let Some(fault) = fault else { return broken(&clean).map(|detail| (None, detail)) };
+        if !clean.run.findings.is_empty() {
+            return None;
+        }
         let last = fault.first();
         let places =
             (last.saturating_sub(PLACES).max(1)..=last).rev().chain(1..=PLACES.min(last.saturating_sub(PLACES)));
         places.map(|place| fault.moved_to(place)).find_map(|fault| {
             let run = self.run(&program, Some(fault), Some(&clean.stats)).ok()?;
-            let finding = run.run.findings.first().filter(|finding| finding.check == part)?;
-            Some((fault, finding.to_string()))
+            Some((Some(fault), broken(&run)?))
         })
     }
 
@@ -247,6 +273,17 @@ impl FaultSweep {
         sweep
     }
 
+    /// Only the faults that are no errors: memory runs out.
+    fn without_errors(mut self) -> FaultSweep {
+        let failure_is_oom = |fault: &FaultSpec| match fault {
+            FaultSpec::Calls { failure, .. } => *failure == CallFailure::OutOfMemory,
+            FaultSpec::MemoryTaken { .. } => true,
+            FaultSpec::Stuck { .. } => false,
+        };
+        self.faults.retain(failure_is_oom);
+        self
+    }
+
     fn add(&mut self, chosen: &[u64], of: u64, fault: impl Fn(u64) -> FaultSpec) {
         self.faults.extend(chosen.iter().map(|&n| fault(n)));
         self.left_out += of - chosen.len() as u64;
@@ -282,7 +319,7 @@ mod tests {
     }
 
     fn everything(strategy: &str) -> FaultReport {
-        faults(&target(strategy), &FaultOptions::default(), &|| false)
+        faults(&target(strategy), &FaultOptions::default(), &StressBudget::unlimited(&|| false))
     }
 
     #[test]
@@ -303,7 +340,7 @@ mod tests {
         let mut seen = CallLedger::default();
         for strategy in ["caching:expandable_segments:True", "async", "cub", "pool"] {
             let what = FaultOptions { faults: vec![FaultSpec::Stuck { first: 1 }], ..FaultOptions::default() };
-            seen.absorb(&faults(&target(strategy), &what, &|| false).calls);
+            seen.absorb(&faults(&target(strategy), &what, &StressBudget::unlimited(&|| false)).calls);
         }
         let of_the_program =
             ["cuStreamCreate", "cuCtxSynchronize", "cuMemHostAlloc", "cuMemFreeHost", "cuLaunchKernel"];
@@ -318,8 +355,8 @@ mod tests {
         (Flaw::LosesSegmentOnFailure, "", 3),
         (Flaw::LeakOnRetry, "after a close", 5),
         (Flaw::BooksTooEarly, "reserved", 3),
-        (Flaw::LeakOnClose, "after a close", 80),
-        (Flaw::FailsOnExhaustion, "", 80),
+        (Flaw::LeakOnClose, "after a close", 10),
+        (Flaw::FailsOnExhaustion, "", 10),
         (Flaw::Panics, "panicked", 80),
         (Flaw::Spins, "thousands of times", 6),
     ];
@@ -338,7 +375,7 @@ mod tests {
                 .iter()
                 .map(|condition| condition.strip_prefix("--fault ").unwrap().parse::<FaultSpec>().unwrap());
             let again = FaultOptions { programs: vec![program], faults: faults_found.collect(), seed: 0 };
-            let again = faults(&target(&name), &again, &|| false).verdict;
+            let again = faults(&target(&name), &again, &StressBudget::unlimited(&|| false)).verdict;
             assert_eq!(again.word(), "failed", "{failure} {:?}", failure.conditions);
         }
     }
@@ -351,7 +388,10 @@ mod tests {
 
     #[test]
     fn stop_and_unknown_strategy() {
-        assert_eq!(faults(&target("caching"), &FaultOptions::default(), &|| true).verdict.row.trials, 0);
+        assert_eq!(
+            faults(&target("caching"), &FaultOptions::default(), &StressBudget::unlimited(&|| true)).verdict.row.trials,
+            0
+        );
         let skipped = everything("no such strategy").verdict.skipped;
         assert!(skipped.is_some_and(|reason| reason.contains("unknown strategy")));
     }

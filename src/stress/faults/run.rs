@@ -13,8 +13,9 @@ use crate::{
         wrap::{FaultInjector, FaultPlan, FaultSpec, InterceptedDevice},
     },
     strategy::{
-        Attempt, Block, Caller, Context, Control, Freed, InitialLayout, Layout, Request, Stats, Strategy,
-        StrategyError, conformance::ObservedStrategy,
+        Attempt, Block, Caller, Context, Control, Freed, InitialLayout, Layout, OffBooks, Request, Stats, Strategy,
+        StrategyError,
+        conformance::{ConformanceFinding, ObservedStrategy},
     },
     stress::{
         checked_run::{CheckedPlayer, CheckedRun},
@@ -49,24 +50,28 @@ impl FaultRun {
         (strategy, device): OpenedTarget,
         fault: Option<FaultSpec>,
         expected: Option<&Stats>,
+        is_plugin: bool,
     ) -> FaultRun {
         let plan = fault.into_iter().fold(FaultPlan::none(), FaultPlan::with);
         let monitor = FaultMonitor::default();
         monitor.state().injector = FaultInjector::new(plan);
         let strategy = FaultedStrategy { inner: strategy, monitor: monitor.clone() };
         let streams = program.tables.streams().get(1..).unwrap_or_default();
-        let mut player = CheckedPlayer::new(ObservedStrategy::new(Box::new(strategy), device, streams), true);
+        let mut player =
+            CheckedPlayer::new(ObservedStrategy::new(Box::new(strategy), device, streams), true, is_plugin);
         player.held_by_others = Arc::clone(&monitor.state().injector.taken_bytes);
         let mut test = FaultTest { player, monitor, program };
         test.play_with_fault(fault);
+        let calls_are_known = test.player.watch.strategy.stats().off_books == OffBooks::Nothing;
         let (calls, strategy_calls) = {
             let state = test.monitor.state();
             (state.injector.calls.clone(), state.injector.strategy_calls)
         };
         test.recover();
-        let stats = test.play_again(expected);
+        // A plugin that was closed is a new process.
+        let stats = if is_plugin { Stats::default() } else { test.play_again(expected) };
         let findings = test.player.watch.findings();
-        FaultRun { run: CheckedRun { findings, calls, ..test.player.run }, strategy_calls, stats }
+        FaultRun { run: CheckedRun { findings, calls, calls_are_known, ..test.player.run }, strategy_calls, stats }
     }
 }
 
@@ -126,7 +131,8 @@ impl FaultTest<'_> {
         self.player.carry_out(self.program, self.audit_every());
         let stats = self.player.watch.strategy.stats();
         if let Some(expected) = expected.filter(|&expected| *expected != stats) {
-            let detail = format!("played again without faults the program ends with {stats:?}, not {expected:?}");
+            let differences = stats.differences(expected).join(", ");
+            let detail = format!("played again without faults the program ends with other counters: {differences}");
             self.player.watch.find("not as new", detail);
         }
         self.player.free_own();
@@ -250,8 +256,16 @@ impl Strategy for FaultedStrategy {
         self.inner.details()
     }
 
+    fn flaws(&self) -> Vec<ConformanceFinding> {
+        self.inner.flaws()
+    }
+
     fn serves_pools(&self) -> bool {
         self.inner.serves_pools()
+    }
+
+    fn trims(&self) -> bool {
+        self.inner.trims()
     }
 
     fn requires(&self) -> Capabilities {

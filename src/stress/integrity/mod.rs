@@ -26,8 +26,8 @@ pub(super) use self::{
 };
 
 use super::{
-    StressFailure, StressKind, StressTarget, StressVerdict, TargetError,
-    checked_run::{catch_panic, panic_message},
+    StressBudget, StressFailure, StressKind, StressTarget, StressVerdict, TargetError,
+    checked_run::{HANG, catch_panic, panic_message, run_within, time_limit},
     shrink,
     state::{EnduranceOutcome, IntegrityCounts},
     target::OpenedTarget,
@@ -35,7 +35,7 @@ use super::{
 use crate::{
     base::{Bytes, MIB},
     device::{Damage, DeviceClock},
-    strategy::StrategyError,
+    strategy::{Strategy, StrategyError},
     trace::Trace,
 };
 
@@ -51,12 +51,12 @@ const PROGRAM_BLOCKS: u64 = 2_000;
 const MOST_TRIES: usize = 2_000;
 
 /// Its part in `stress all`: programs until the time is up.
-pub(super) const STRESS: StressKind = StressKind { name: KIND, judge };
+pub(super) const STRESS: StressKind = StressKind { name: KIND, applies: |_| true, judge };
 
-fn judge(target: &StressTarget, seed: u64, over: &dyn Fn() -> bool) -> StressVerdict {
+fn judge(target: &StressTarget, seed: u64, budget: &StressBudget<'_>) -> StressVerdict {
     let mut verdict = StressVerdict::new(KIND, &target.strategy);
     let integrity = EnduranceTest { target: target.clone(), threads: 4, streams: 4, sizes: BlockSizes::MIXED, seed };
-    match integrity.run(&StopCondition { blocks: None, over }, &mut |_| {}) {
+    match integrity.run(&StopCondition { blocks: None, budget: *budget }, &mut |_| {}) {
         Ok(outcome) => {
             (verdict.row.trials, verdict.row.served) = (outcome.counts.blocks, outcome.counts.blocks);
             (verdict.row.ooms, verdict.skipped, verdict.failures) =
@@ -90,14 +90,14 @@ pub struct EnduranceTest {
 pub struct StopCondition<'a> {
     /// After this many blocks.
     pub blocks: Option<u64>,
-    /// As soon as this returns true.
-    pub over: &'a dyn Fn() -> bool,
+    /// As soon as this time is up.
+    pub budget: StressBudget<'a>,
 }
 
 impl StopCondition<'_> {
     /// Whether the test ends now.
     pub fn is_reached(&self, counts: &IntegrityCounts) -> bool {
-        (self.over)() || self.blocks.is_some_and(|blocks| counts.blocks >= blocks)
+        self.budget.search_is_over() || self.blocks.is_some_and(|blocks| counts.blocks >= blocks)
     }
 }
 
@@ -120,7 +120,9 @@ impl EnduranceTest {
         while !until.is_reached(&outcome.counts) && outcome.failures.is_empty() {
             let trace = integrity_program(&self.mix(), self.seed.wrapping_add(number), PROGRAM_BLOCKS);
             outcome = self.add(outcome, &trace, until)?;
-            if outcome.counts.blocks == 0 && outcome.failures.is_empty() {
+            // A program that was cut short by the clock says nothing about memory.
+            let was_cut = until.is_reached(&outcome.counts);
+            if outcome.counts.blocks == 0 && outcome.failures.is_empty() && !was_cut {
                 return Ok(EnduranceOutcome::skipped(NOTHING_SERVED));
             }
             outcome.counts.wall_ns = begin.elapsed().as_nanos() as u64;
@@ -157,13 +159,13 @@ impl EnduranceTest {
         trace: &Trace,
         until: &StopCondition<'_>,
     ) -> Result<EnduranceOutcome, TargetError> {
-        let run = play(self.target.open_with_contents()?, trace, until.over);
+        let run = play_within(&self.target, trace, &|| until.budget.search_is_over())?;
         outcome.counts.add(&run.counts);
         outcome.lost_context |= run.lost_context;
         if let Some(broken) = run.broken {
             // A thousand tries take too long on a real device, and its context may be lost.
             let (smallest, broken) = match self.target.device.is_simulated() {
-                true => smallest(trace, broken, &mut || self.target.open_with_contents().ok()),
+                true => smallest_of(&self.target, trace, broken, &until.budget),
                 false => (trace.clone(), broken),
             };
             outcome.failures.push(StressFailure { trace: Some(smallest), ..self.target.failure(KIND, broken.1) });
@@ -207,8 +209,9 @@ impl EnduranceTest {
             ..self.clone()
         };
         let end = Instant::now() + LONGEST_SEARCH;
-        let over = || (until.over)() || Instant::now() >= end;
-        let until = StopCondition { blocks: Some(10 * PROGRAM_BLOCKS), over: &over };
+        let over = || until.budget.is_over();
+        let budget = StressBudget::until(&over, end);
+        let until = StopCondition { blocks: Some(10 * PROGRAM_BLOCKS), budget };
         let outcome = simulated.run(&until, &mut |_| {}).ok()?;
         outcome.failures.into_iter().next().and_then(|failure| failure.trace)
     }
@@ -227,6 +230,20 @@ struct IntegrityRun {
     counts: IntegrityCounts,
     broken: Option<BrokenPromise>,
     lost_context: bool,
+}
+
+/// Plays a trace on a fresh target. On a simulated device a strategy that does not return is left behind; a plugin has
+/// time-outs of its own.
+fn play_within(target: &StressTarget, trace: &Trace, over: &dyn Fn() -> bool) -> Result<IntegrityRun, TargetError> {
+    if target.is_plugin() || !target.device.is_simulated() {
+        return Ok(play(target.open_with_contents()?, trace, over));
+    }
+    let limit = time_limit(trace.events.len());
+    let (target, trace) = (target.clone(), trace.clone());
+    run_within(limit, move || Ok(play(target.open_with_contents()?, &trace, &|| false))).unwrap_or_else(|aborted| {
+        let broken = Some((HANG, aborted.to_string()));
+        Ok(IntegrityRun { counts: IntegrityCounts::default(), broken, lost_context: false })
+    })
 }
 
 /// Plays a trace and closes the strategy. A panic is a broken promise.
@@ -250,11 +267,15 @@ fn play((strategy, device): OpenedTarget, trace: &Trace, over: &dyn Fn() -> bool
 pub(super) type PlayResult = thread::Result<Result<(), StrategyError>>;
 
 /// What a run broke other than contents.
-pub(super) fn broken_otherwise<S>(player: &PatternPlayer<S>, played: &PlayResult) -> Option<BrokenPromise> {
+pub(super) fn broken_otherwise<S: Strategy>(player: &PatternPlayer<S>, played: &PlayResult) -> Option<BrokenPromise> {
     let held = player.device.held_bytes();
     match played {
+        Ok(_) if !player.strategy.flaws().is_empty() => {
+            player.strategy.flaws().into_iter().next().map(|flaw| (flaw.check, flaw.detail))
+        }
         Ok(Ok(())) if held > 0 => Some(("close", format!("after a close the device still holds {}", Bytes(held)))),
         Ok(Ok(())) => None,
+        Ok(Err(StrategyError::Hung(reason))) => Some((HANG, reason.clone())),
         Ok(Err(error)) => Some(("error", error.to_string())),
         Err(payload) => Some(("panic", panic_message(&**payload))),
     }
@@ -265,15 +286,33 @@ pub(super) fn lost_context(played: &PlayResult) -> bool {
     matches!(played, Ok(Err(error)) if error.loses_context())
 }
 
-/// Shrinks a trace that breaks a promise.
+/// Shrinks a trace that breaks a promise of the target. Calls that hang get a short time-out; a strategy of our own that
+/// hangs is not shrunk, because every run would leave a thread behind.
+fn smallest_of(
+    target: &StressTarget,
+    trace: &Trace,
+    broken: BrokenPromise,
+    budget: &StressBudget<'_>,
+) -> (Trace, BrokenPromise) {
+    let hangs = broken.0 == HANG;
+    if hangs && !target.is_plugin() {
+        return (trace.clone(), broken);
+    }
+    let tried = if hangs { target.with_short_timeout() } else { target.clone() };
+    let mut broken_by = |trace: &Trace| play_within(&tried, trace, &|| false).ok()?.broken;
+    smallest(trace, broken, &mut broken_by, &|| budget.is_over())
+}
+
+/// The smallest trace that breaks the same promise, and how.
 fn smallest(
     trace: &Trace,
     broken: BrokenPromise,
-    open: &mut dyn FnMut() -> Option<OpenedTarget>,
+    broken_by: &mut dyn FnMut(&Trace) -> Option<BrokenPromise>,
+    over: &dyn Fn() -> bool,
 ) -> (Trace, BrokenPromise) {
-    let mut broken_by = |trace: &Trace| play(open()?, trace, &|| false).broken.filter(|(what, _)| *what == broken.0);
-    let smallest = shrink(trace, &mut |trace| broken_by(trace).is_some(), MOST_TRIES);
-    let breaks = broken_by(&smallest);
+    let mut same = |trace: &Trace| broken_by(trace).filter(|(what, _)| *what == broken.0);
+    let smallest = shrink(trace, &mut |trace| same(trace).is_some(), MOST_TRIES, over);
+    let breaks = same(&smallest);
     (smallest, breaks.unwrap_or(broken))
 }
 

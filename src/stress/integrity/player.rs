@@ -6,7 +6,7 @@
 //! another stream, the order that the fill needs is established here.
 
 use crate::{
-    base::{EventId, Nanos, StreamId, ThreadId},
+    base::{EventId, Nanos, SiteId, StreamId, ThreadId},
     device::{Damage, Device, DeviceClock, DeviceError, LONGEST_PATTERN_BYTES, Patterned, Patterns},
     replay::{PoolScopes, TraceEvents},
     strategy::{Attempt, Block, Caller, Context, Control, Request, Silent, Strategy, StrategyError},
@@ -36,6 +36,8 @@ pub(in crate::stress) struct PatternPlayer<S> {
     pub(in crate::stress) levels: MemoryLevels,
     pub(in crate::stress) counts: IntegrityCounts,
     pub(in crate::stress) damaged: Vec<Damage>,
+    /// The largest request that was served.
+    pub(in crate::stress) largest_served: u64,
 }
 
 /// A live block.
@@ -65,6 +67,24 @@ impl<S: Strategy> PatternPlayer<S> {
             levels: MemoryLevels::default(),
             counts: IntegrityCounts::default(),
             damaged: Vec::new(),
+            largest_served: 0,
+        }
+    }
+
+    /// Whether the largest request that was served cannot be served again, although all blocks were freed and nothing
+    /// works. Injected faults decide nothing here: with them a request may fail for good.
+    pub(in crate::stress) fn cannot_serve_again(&mut self) -> Result<bool, StrategyError> {
+        if self.largest_served == 0 || self.tries > 1 {
+            return Ok(false);
+        }
+        let request =
+            Request { bytes: self.largest_served, stream: StreamId::DEFAULT, thread: ThreadId(0), site: SiteId(0) };
+        match self.with_retries(|strategy, cx| strategy.alloc(cx, &request))? {
+            Attempt::Served(block, _) => {
+                self.with_retries(|strategy, cx| strategy.free(cx, block, Caller::default()))?;
+                Ok(false)
+            }
+            Attempt::OutOfMemory(_) => Ok(true),
         }
     }
 
@@ -181,6 +201,7 @@ impl<S: Strategy> PatternPlayer<S> {
             Err(StrategyError::Device(error)) if self.tries > 1 && !error.loses_context() => return Ok(()),
             Err(error) => return Err(error),
         };
+        self.largest_served = self.largest_served.max(request.bytes);
         // 0 is not a valid key.
         self.last_key = self.last_key.checked_add(1).unwrap_or(1);
         let bytes = request.bytes.min(LONGEST_PATTERN_BYTES);

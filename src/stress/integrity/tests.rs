@@ -235,7 +235,12 @@ fn every_flaw_is_found_by_contents() {
         });
         let (trace, broken) = found.unwrap_or_else(|| panic!("{flaw:?} is not seen"));
         assert_eq!(broken.0, "contents", "{flaw:?}: {}", broken.1);
-        let (smallest, (_, detail)) = smallest(&trace, broken, &mut || Some((PagedAllocator::boxed(flaw), device())));
+        let (smallest, (_, detail)) = smallest(
+            &trace,
+            broken,
+            &mut |trace| play((PagedAllocator::boxed(flaw), device()), trace, &|| false).broken,
+            &|| false,
+        );
         // Two mappings of one page need more than one page.
         let most = if flaw == ContentsFlaw::Aliases { 80 } else { 8 };
         assert!(smallest.events.len() <= most, "{flaw:?}: {detail}: {:#?}", smallest.events);
@@ -246,7 +251,7 @@ fn every_flaw_is_found_by_contents() {
 
 #[test]
 fn threads_find_flaws_too() {
-    let until = StopCondition { blocks: Some(200_000), over: &|| false };
+    let until = StopCondition { blocks: Some(200_000), budget: StressBudget::unlimited(&|| false) };
     for flaw in [ContentsFlaw::Overlap, ContentsFlaw::StreamsMixed, ContentsFlaw::Aliases] {
         let run = threads::run_threads(PagedAllocator::boxed(flaw), device(), &mix(), 1, &until, &mut |_| {});
         assert!(!run.damaged.is_empty() && run.counts.damaged > 0, "{flaw:?}: {:?}", run.counts);
@@ -256,10 +261,14 @@ fn threads_find_flaws_too() {
 #[test]
 fn every_strategy_keeps_contents() {
     for spec in STRATEGIES.iter().flat_map(|entry| entry.specs()) {
-        let target =
-            StressTarget { strategy: spec.clone(), device: "sim".parse().unwrap(), memory_bytes: Some(4 * MEMORY) };
+        let target = StressTarget {
+            strategy: spec.clone(),
+            device: "sim".parse().unwrap(),
+            memory_bytes: Some(4 * MEMORY),
+            varies_memory: false,
+        };
         let integrity = EnduranceTest { target, threads: 4, streams: 3, sizes: BlockSizes::MIXED, seed: 1 };
-        let until = StopCondition { blocks: Some(1_000), over: &|| false };
+        let until = StopCondition { blocks: Some(1_000), budget: StressBudget::unlimited(&|| false) };
         let outcome = integrity.run(&until, &mut |_| {});
         if spec.name == "null" {
             assert_eq!(outcome.unwrap_err().to_string(), "its memory is imaginary");
@@ -278,10 +287,14 @@ fn every_strategy_keeps_contents() {
 #[test]
 fn same_seed_gives_the_same_counts() {
     let run = |seed| {
-        let target =
-            StressTarget { strategy: "caching".into(), device: "sim".parse().unwrap(), memory_bytes: Some(MEMORY) };
+        let target = StressTarget {
+            strategy: "caching".into(),
+            device: "sim".parse().unwrap(),
+            memory_bytes: Some(MEMORY),
+            varies_memory: false,
+        };
         let integrity = EnduranceTest { target, threads: 2, streams: 4, sizes: BlockSizes::MIXED, seed };
-        let until = StopCondition { blocks: Some(1), over: &|| false };
+        let until = StopCondition { blocks: Some(1), budget: StressBudget::unlimited(&|| false) };
         IntegrityCounts { wall_ns: 0, ..integrity.run(&until, &mut |_| {}).unwrap().counts }
     };
     assert_eq!(run(3), run(3));

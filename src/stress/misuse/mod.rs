@@ -20,7 +20,7 @@ use self::{
     session::{MisuseSession, ScenarioError},
 };
 use super::{
-    StressFailure, StressKind, StressTarget, StressVerdict, TargetError,
+    StressBudget, StressFailure, StressKind, StressTarget, StressVerdict, TargetError,
     checked_run::{RunAborted, TIME_LIMIT, run_within},
     target::OpenedTarget,
 };
@@ -37,7 +37,8 @@ const KIND: &str = "misuse";
 /// Its part in `stress all`.
 pub(super) const STRESS: StressKind = StressKind {
     name: KIND,
-    judge: |target, _, stop| misuses(target, &MISUSES.iter().collect::<Vec<_>>(), stop).verdict,
+    applies: |_| true,
+    judge: |target, _, budget| misuses(target, &MISUSES.iter().collect::<Vec<_>>(), budget).verdict,
 };
 
 /// How a caller names a block.
@@ -70,6 +71,22 @@ pub struct Misuse {
     /// The ways in which the block is named; only by handle if no block is named.
     pub access: &'static [AccessPath],
     scenario: Scenario,
+}
+
+/// The misuse of a free with a wrong size.
+const WRONG_SIZE: &str = "wrong-size";
+/// Misuses that the functions of a plugin can see. All others name a block that is not live, or a command that a plugin
+/// does not have.
+const REACH_PLUGINS: [&str; 5] =
+    [WRONG_SIZE, "zero-bytes", "size-overflow", "half-of-all-addresses", "more-than-device"];
+/// Why other misuses are not tried on plugins.
+const NOT_SEEN: &str = "refused before the plugin sees it, as PyTorch does";
+
+impl Misuse {
+    /// Whether a plugin sees it.
+    fn reaches_plugins(&self, access: AccessPath) -> bool {
+        REACH_PLUGINS.contains(&self.name) && access == AccessPath::Handle
+    }
 }
 
 /// The result of a misuse.
@@ -114,15 +131,19 @@ pub struct MisuseReport {
     pub rows: Vec<MisuseRow>,
 }
 
-/// Misuses the target in all these ways until `stop` returns true.
-pub fn misuses(target: &StressTarget, misuses: &[&'static Misuse], stop: &dyn Fn() -> bool) -> MisuseReport {
+/// Misuses the target in all these ways until the time is up.
+pub fn misuses(target: &StressTarget, misuses: &[&'static Misuse], budget: &StressBudget<'_>) -> MisuseReport {
     let strategy = target.strategy.to_string();
     let mut report = MisuseReport { verdict: StressVerdict::new(KIND, &strategy), rows: Vec::new() };
     for (entry, access) in misuses.iter().flat_map(|entry| entry.access.iter().map(move |&access| (*entry, access))) {
-        if stop() {
+        if budget.search_is_over() {
             break;
         }
-        let (consequence, detail) = match misuse(target, entry, access) {
+        let judged = match (target.is_plugin(), entry.reaches_plugins(access)) {
+            (true, false) => Ok((MisuseConsequence::NotApplicable, NOT_SEEN.to_owned())),
+            _ => misuse(target, entry, access),
+        };
+        let (consequence, detail) = match judged {
             Ok(judged) => judged,
             Err(error) => {
                 report.verdict.skipped = Some(error.to_string());
@@ -130,7 +151,9 @@ pub fn misuses(target: &StressTarget, misuses: &[&'static Misuse], stop: &dyn Fn
             }
         };
         report.verdict.row.trials += 1;
-        if consequence == MisuseConsequence::Corrupts {
+        // A plugin may trust the size that it is given: PyTorch passes the one of the request.
+        let may_trust = target.is_plugin() && entry.name == WRONG_SIZE;
+        if consequence == MisuseConsequence::Corrupts && !may_trust {
             report.verdict.failures.push(StressFailure {
                 conditions: vec![format!("--misuse {}", entry.name)],
                 ..target.failure(KIND, format!("{} by {access}: {detail}", entry.name))
@@ -312,10 +335,10 @@ mod tests {
     #[test]
     fn flawless_allocator_is_not_damaged() {
         let chosen: Vec<&Misuse> = MISUSES.iter().collect();
-        let report = misuses(&target("flawed:None"), &chosen, &|| false);
+        let report = misuses(&target("flawed:None"), &chosen, &StressBudget::unlimited(&|| false));
         assert_eq!(report.verdict.word(), "passed", "{:?}", report.verdict.failures);
         assert_eq!(report.rows.len(), all().count());
-        assert_eq!(misuses(&target("flawed:None"), &chosen, &|| true).rows, []);
+        assert_eq!(misuses(&target("flawed:None"), &chosen, &StressBudget::unlimited(&|| true)).rows, []);
     }
 
     #[test]
@@ -327,6 +350,11 @@ mod tests {
         let (consequence, detail) = judge(&MISUSES[0], AccessPath::Handle, Duration::from_millis(30), slow).unwrap();
         assert_eq!(consequence, MisuseConsequence::Corrupts);
         assert!(detail.contains("did not return"), "{detail}");
+    }
+
+    #[test]
+    fn misuses_of_plugins_exist() {
+        assert!(REACH_PLUGINS.iter().all(|name| MISUSES.iter().any(|misuse| misuse.name == *name)));
     }
 
     #[test]

@@ -155,7 +155,7 @@ fn misuse_reports_plugin_crash_as_damage() {
     let Some(fixture) = PluginFixture::open() else { return };
     for (way, end) in [ENDS[1], (HANG, "did not return within 500ms")] {
         let strategy = format!("{},timeout:500ms", plugin(&fixture.failing("free", way)));
-        let (said, code) = stressed(&fixture, "misuse", &strategy, &["--misuse", "double-free"]);
+        let (said, code) = stressed(&fixture, "misuse", &strategy, &["--misuse", "zero-bytes"]);
         assert!(code == Some(106) && said.contains("corrupts"), "{way}: {said}");
         assert!(said.contains("free of ") && said.contains(end), "{way}: {said}");
     }

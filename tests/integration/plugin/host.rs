@@ -21,9 +21,10 @@ fn waiting_host(fixture: &PluginFixture) -> (Child, UnixStream) {
     let mut command = with_default_signals(&fixture.command(&["plugin-host", library.to_str().unwrap()]));
     let host = command.stdin(Stdio::from(OwnedFd::from(theirs))).spawn().unwrap();
     drop(command);
-    let mut length_of_refusal = [1; 8];
-    ours.read_exact(&mut length_of_refusal).unwrap();
-    assert_eq!(length_of_refusal, [0; 8]);
+    let mut message = [1; 40];
+    ours.read_exact(&mut message).unwrap();
+    // It is loaded, and there is no text of a refusal.
+    assert_eq!((message[0], &message[1..]), (3, &[0; 39][..]));
     (host, ours)
 }
 

@@ -9,6 +9,7 @@ mod host;
 #[path = "../../../crates/torch-allocator/tests/served/library.rs"]
 mod library;
 mod loaded;
+mod museum;
 mod torch;
 
 use std::{

@@ -1,4 +1,4 @@
-//! PyTorch's own allocator loaded as a plugin, over the oracle's stand-in runtime.
+//! PyTorch's own allocator loaded as a plugin, over the simulated device.
 
 use std::{fs, path::Path, process::Command};
 
@@ -6,18 +6,18 @@ use serde_json::Value;
 
 use super::{PluginFixture, plugin, say};
 
-/// The plugin over the stand-in runtime; `None` if the oracle is not built.
+/// The plugin; `None` if the oracle, whose libraries it needs, is not built.
 fn native() -> Option<String> {
     let oracle = std::env::var("OOMPH_TORCH_ORACLE").unwrap_or_else(|_| "target/torch-oracle/oracle".to_owned());
     if !Path::new(&oracle).exists() {
         say("skipped: the torch oracle is not built (tools/torch-oracle/build.sh, or set OOMPH_TORCH_ORACLE)");
         return None;
     }
-    let library = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/torch-plugin/native_stand_in.so");
+    let library = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/torch-plugin/native.so");
     // Compiling PyTorch's headers takes half a minute.
     let age = |path: &Path| fs::metadata(path).and_then(|data| data.modified()).ok();
     if age(&library) < age(Path::new("tools/torch-plugin/native.cpp")) {
-        let built = Command::new("tools/torch-plugin/build.sh").arg("--stand-in").arg(&library).output().unwrap();
+        let built = Command::new("tools/torch-plugin/build.sh").arg("--oracle").arg(&library).output().unwrap();
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     }
     Some(plugin(&library))
@@ -27,18 +27,26 @@ fn native() -> Option<String> {
 fn real_allocator_reserves_as_caching() {
     let Some(fixture) = PluginFixture::open() else { return };
     let Some(native) = native() else { return };
-    // One stream only: the stand-in's events complete at once, those of the simulated device take
-    // time.
-    for (workload, settings) in
-        [("gpt-124m", ""), ("gpt-124m", "expandable_segments:True"), ("variable-length", "max_split_size_mb:64")]
-    {
+    for (workload, settings) in [
+        ("reference-gpt-163m", ""),
+        ("reference-gpt-163m", "expandable_segments:True"),
+        ("variable-length", "max_split_size_mb:64"),
+        ("streams", ""),
+    ] {
         let ours = if settings.is_empty() { "caching".to_owned() } else { format!("caching:{settings}") };
         let arguments = ["replay", workload, "--strategy", &ours, "--strategy", &native, "--format", "json"];
         let output = fixture.command(&arguments).env("PYTORCH_CUDA_ALLOC_CONF", settings).output().unwrap();
         let document: Value = serde_json::from_slice(&output.stdout).unwrap();
         let [caching, real] = [&document["rows"][0], &document["rows"][1]];
         assert_eq!(real["status"], "completed", "{real}");
-        for column in ["allocs", "peak_reserved_bytes", "final_reserved_bytes"] {
+        for column in [
+            "allocs",
+            "peak_reserved_bytes",
+            "final_reserved_bytes",
+            "peak_device_used_bytes",
+            "driver_calls",
+            "driver_ns",
+        ] {
             assert_eq!(real[column], caching[column], "{workload} {settings}: {column}");
         }
     }
@@ -48,7 +56,7 @@ fn real_allocator_reserves_as_caching() {
 fn real_allocator_ooms_as_caching() {
     let Some(fixture) = PluginFixture::open() else { return };
     let Some(native) = native() else { return };
-    for workload in ["gpt-124m", "variable-length"] {
+    for workload in ["reference-gpt-163m", "variable-length"] {
         let strategies = ["replay", workload, "--strategy", "caching", "--strategy", &native];
         let output = fixture.oomph(&[&strategies[..], &["--limit", "6GiB", "--format", "json"]].concat());
         let document: Value = serde_json::from_slice(&output.stdout).unwrap();

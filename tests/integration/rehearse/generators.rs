@@ -33,7 +33,7 @@ fn the_transformer_generator_requests_what_pytorch_does() {
         words.extend(sizes_given.iter().map(String::as_str));
         let Some(folder) = rehearsed(&words) else { return };
         let real = actions(&*trace::open(folder.path().join("out/rank-0.pickle"), &NoProgress).unwrap());
-        let recipe = Recipe::named("gpt-124m").unwrap().with("steps", STEPS).with("techniques", techniques);
+        let recipe = Recipe::named("reference-gpt-163m").unwrap().with("steps", STEPS).with("techniques", techniques);
         let recipe = NAMES.iter().zip(&sizes).fold(recipe, |recipe, (name, size)| recipe.with(name, size));
         let ours = actions(&recipe.workload().unwrap());
         let name = format!("{} {techniques}", sizes.join(" x "));

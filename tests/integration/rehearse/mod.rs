@@ -10,11 +10,8 @@ use std::{
     process::{Child, Command, Output, Stdio},
 };
 
-use oomph::rehearse::{
-    SUPPORTED,
-    forwarder::{CORE_SONAME, ForwarderPlan},
-    needs::NeededFunctions,
-};
+use oomph::rehearse::SUPPORTED;
+use oomph_shadow::forwarder::{CORE_SONAME, ForwarderPlan, NeededFunctions};
 use tempfile::TempDir;
 
 use crate::command::{oomph, wait_until, with_default_signals};

@@ -46,6 +46,7 @@ fn time_is_divided_among_strategies_and_kinds() {
         "strategy",
         "integrity",
         "properties",
+        "history",
         "faults",
         "misuse"
     ])));

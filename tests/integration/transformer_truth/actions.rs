@@ -5,7 +5,9 @@ use oomph::models::Recipe;
 use crate::allocator_actions::{Action, actions, assert_equal_actions, recorded, with_sorted_frees};
 
 fn generated(settings: &[(&str, &str)]) -> Vec<Action> {
-    let recipe = settings.iter().fold(Recipe::named("gpt-124m").unwrap(), |recipe, (key, text)| recipe.with(key, text));
+    let recipe = settings
+        .iter()
+        .fold(Recipe::named("reference-gpt-163m").unwrap(), |recipe, (key, text)| recipe.with(key, text));
     generated_by(&recipe)
 }
 

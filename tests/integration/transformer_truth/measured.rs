@@ -63,7 +63,9 @@ impl Observer for Levels {
 }
 
 fn workload(settings: &[(&str, &str)]) -> Workload {
-    let recipe = settings.iter().fold(Recipe::named("gpt-124m").unwrap(), |recipe, (key, text)| recipe.with(key, text));
+    let recipe = settings
+        .iter()
+        .fold(Recipe::named("reference-gpt-163m").unwrap(), |recipe, (key, text)| recipe.with(key, text));
     recipe.workload().unwrap()
 }
 

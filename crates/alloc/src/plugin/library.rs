@@ -16,7 +16,9 @@ use std::{
 };
 
 use super::{
+    cuda::{self, CudaServer, answered_by},
     symbols::{AllocatorSymbols, PluginError},
+    threads::{ThreadFunctions, ThreadsOutcome, run_threads},
     watchdog::WatchedPlugin,
 };
 use crate::strategy::StrategyError;
@@ -25,8 +27,19 @@ use oomph_base::Address;
 /// The functions of a plugin, in this process or in another.
 pub(super) trait PluginFunctions: fmt::Debug + Send {
     /// Calls a function for a device and a stream. `Ok(None)` where the plugin does not have it;
-    /// otherwise its result, or 0 for a function without one.
-    fn call(&mut self, call: PluginCall, device: c_int, stream: u64) -> Result<Option<u64>, PluginGone>;
+    /// otherwise its result, or 0 for a function without one. CUDA calls that the plugin makes
+    /// meanwhile are answered by `server`.
+    fn call(
+        &mut self,
+        call: PluginCall,
+        device: c_int,
+        stream: u64,
+        server: &mut dyn CudaServer,
+    ) -> Result<Option<u64>, PluginGone>;
+
+    /// Forgets the plugin's state: its process ends, and the next call starts another. False where
+    /// the plugin is in this process.
+    fn restart(&mut self) -> bool;
 }
 
 /// The plugin's process has ended or was ended, for the reason given.
@@ -64,6 +77,9 @@ pub(super) enum PluginCall {
     Reserved,
     /// `limit`: how much the plugin may hold.
     Limit { bytes: u64 },
+    /// `alloc` and `free` from several threads at once: the result is a
+    /// [`ThreadsOutcome`](super::threads::ThreadsOutcome).
+    Threads { threads: u64, calls: u64 },
 }
 
 impl PluginCall {
@@ -77,12 +93,13 @@ impl PluginCall {
             PluginCall::Reset => [5, 0, 0],
             PluginCall::Reserved => [6, 0, 0],
             PluginCall::Limit { bytes } => [7, bytes, 0],
+            PluginCall::Threads { threads, calls } => [8, threads, calls],
         }
     }
 
     /// The inverse of [`PluginCall::numbers`].
-    pub(super) fn of_numbers([kind, bytes, address]: [u64; 3]) -> Option<PluginCall> {
-        let address = Address(address);
+    pub(super) fn of_numbers([kind, bytes, last]: [u64; 3]) -> Option<PluginCall> {
+        let address = Address(last);
         Some(match kind {
             1 => PluginCall::Load,
             2 => PluginCall::Alloc { bytes },
@@ -91,6 +108,7 @@ impl PluginCall {
             5 => PluginCall::Reset,
             6 => PluginCall::Reserved,
             7 => PluginCall::Limit { bytes },
+            8 => PluginCall::Threads { threads: bytes, calls: last },
             _ => return None,
         })
     }
@@ -107,6 +125,7 @@ impl fmt::Display for PluginCall {
             PluginCall::Reset => f.write_str("reset"),
             PluginCall::Reserved => f.write_str("reserved"),
             PluginCall::Limit { bytes } => write!(f, "limit of {bytes} bytes"),
+            PluginCall::Threads { threads, .. } => write!(f, "calls from {threads} threads at once"),
         }
     }
 }
@@ -133,15 +152,20 @@ pub(super) struct PluginLibrary {
 
 impl PluginLibrary {
     /// Loads the file, which runs its initialisers. A call that takes longer than `timeout` ends
-    /// the process.
+    /// the process. `simulated` describes the simulated device that answers its CUDA calls, if it
+    /// is not to use a real one.
     pub(super) fn open(
         file: &str,
         symbols: &AllocatorSymbols,
         timeout: Duration,
+        simulated: Option<&str>,
     ) -> Result<PluginLibrary, PluginError> {
         let unloadable = |error: &dyn Error| PluginError::Unloadable { file: file.into(), reason: in_words(error) };
         // Without a folder in its name the linker would search the system's folders.
         let place = path::absolute(file).map_err(|error| unloadable(&error))?;
+        if let Some(device) = simulated {
+            cuda::provide(&place, device).map_err(|error| unloadable(&error))?;
+        }
         let watched = WatchedPlugin::new(file, timeout);
         // SAFETY: the user asked for this code to be run.
         let library = watched.during(PluginCall::Load, || unsafe { libloading::Library::new(place) });
@@ -161,14 +185,24 @@ impl PluginLibrary {
 
 impl PluginFunctions for PluginLibrary {
     /// A call that goes wrong ends the process, so every call that returns was carried out.
-    fn call(&mut self, call: PluginCall, device: c_int, stream: u64) -> Result<Option<u64>, PluginGone> {
+    fn call(
+        &mut self,
+        call: PluginCall,
+        device: c_int,
+        stream: u64,
+        server: &mut dyn CudaServer,
+    ) -> Result<Option<u64>, PluginGone> {
+        if let PluginCall::Threads { threads, calls } = call {
+            let outcome = answered_by(server, || self.call_from_threads(device, threads, calls));
+            return Ok(Some(outcome.number()));
+        }
         let stream = pointer(stream);
         let PluginLibrary { alloc, free, record_stream, reset, reserved, limit, .. } = *self;
         // SAFETY: each symbol was named as a function of its type; streams are the device's; a
         // block that is freed or used is one that `alloc` returned and that was not freed since.
         let make = || unsafe {
             match call {
-                PluginCall::Load => return None,
+                PluginCall::Load | PluginCall::Threads { .. } => return None,
                 PluginCall::Alloc { bytes } => {
                     return Some(alloc(bytes as usize, device, stream).expose_provenance() as u64);
                 }
@@ -180,7 +214,28 @@ impl PluginFunctions for PluginLibrary {
             }
             Some(0)
         };
-        Ok(self.watched.during(call, || self.guard.call(make)).flatten())
+        Ok(answered_by(server, || self.watched.during(call, || self.guard.call(make))).flatten())
+    }
+
+    fn restart(&mut self) -> bool {
+        false
+    }
+}
+
+impl PluginLibrary {
+    /// Whoever waits for this process enforces the time-out.
+    fn call_from_threads(&self, device: c_int, threads: u64, calls: u64) -> ThreadsOutcome {
+        let (alloc, free, guard) = (self.alloc, self.free, self.guard);
+        let request = |bytes: u64| {
+            // SAFETY: as in `call`.
+            let made = guard.call(|| unsafe { alloc(bytes as usize, device, ptr::null_mut()) });
+            made.map_or(0, |address| address.expose_provenance() as u64)
+        };
+        let give_back = |address: u64, bytes: u64| {
+            // SAFETY: as in `call`; the block is live.
+            let _ = guard.call(|| unsafe { free(pointer(address), bytes as usize, device, ptr::null_mut()) });
+        };
+        run_threads(ThreadFunctions { alloc: request, free: give_back }, threads, calls)
     }
 }
 
@@ -289,6 +344,7 @@ mod tests {
             PluginCall::Reset,
             PluginCall::Reserved,
             PluginCall::Limit { bytes: 1 << 30 },
+            PluginCall::Threads { threads: 8, calls: 100 },
         ];
         for call in calls {
             assert_eq!(PluginCall::of_numbers(call.numbers()), Some(call));

@@ -13,11 +13,14 @@
 //! without running its code. This module does not know traces.
 
 mod adapter;
+#[cfg(target_os = "linux")]
+mod cuda;
 mod library;
-mod options;
 #[cfg(unix)]
 mod process;
+mod served;
 mod symbols;
+mod threads;
 mod watchdog;
 
 pub use library::cpp_function;
@@ -30,9 +33,9 @@ use std::time::Duration;
 use self::{
     adapter::PluginStrategy,
     library::PluginLibrary,
-    options::PluginOptions,
-    symbols::{AllocatorSymbols, PluginError},
+    symbols::{AllocatorSymbols, PluginError, PluginOptions},
 };
+use crate::device::DeviceClock;
 use crate::strategy::{Built, Parameter, Setup, SpecError, StrategyEntry, StrategySpec};
 
 /// The entry for `list` and `--help`. It is not in the registry, because a plugin needs a file.
@@ -40,6 +43,7 @@ pub const ENTRY: StrategyEntry = StrategyEntry {
     name: "plugin",
     summary: "any allocator's .so with PyTorch's pluggable interface: plugin:FILE[,alloc:SYMBOL,free:SYMBOL]",
     origin: "torch.cuda.memory.CUDAPluggableAllocator",
+    differs: &[],
     parameters: &[
         Parameter::text(
             "alloc",
@@ -80,7 +84,7 @@ pub const ENTRY: StrategyEntry = StrategyEntry {
         Parameter::text(
             "timeout",
             "a time",
-            "30s",
+            "30s; 5s under `stress`",
             "a call that takes longer counts as a hang: its process is ended and the call reported",
         ),
     ],
@@ -97,18 +101,20 @@ pub fn is_plugin(spec: &StrategySpec) -> bool {
     spec.name == ENTRY.name
 }
 
-/// The cap on the device under a strategy with this limit. A plugin takes nothing from that device,
-/// keeps its limit itself, and reads the free memory of a real device from it, which must not be
+/// The cap on the device under a strategy with this limit. On a real device a plugin calls the
+/// driver itself: it keeps its limit, and reads the free memory of the device, which must not be
 /// capped.
 ///
 /// ```
-/// use oomph_alloc::{plugin, strategy::StrategySpec};
-/// assert_eq!(plugin::cap(&StrategySpec::from("caching"), Some(1 << 30)), Some(1 << 30));
-/// assert_eq!(plugin::cap(&StrategySpec::from("plugin:my.so"), Some(1 << 30)), None);
+/// use oomph_alloc::{device::DeviceClock, plugin, strategy::StrategySpec};
+/// let (caching, own) = (StrategySpec::from("caching"), StrategySpec::from("plugin:my.so"));
+/// assert_eq!(plugin::cap(&caching, Some(1 << 30), DeviceClock::Wall), Some(1 << 30));
+/// assert_eq!(plugin::cap(&own, Some(1 << 30), DeviceClock::Wall), None);
+/// assert_eq!(plugin::cap(&own, Some(1 << 30), DeviceClock::Virtual), Some(1 << 30));
 /// ```
 #[must_use]
-pub fn cap(spec: &StrategySpec, limit: Option<u64>) -> Option<u64> {
-    limit.filter(|_| !is_plugin(spec))
+pub fn cap(spec: &StrategySpec, limit: Option<u64>, clock: DeviceClock) -> Option<u64> {
+    limit.filter(|_| clock == DeviceClock::Virtual || !is_plugin(spec))
 }
 
 /// Builds a strategy: a plugin, or one of the registry.
@@ -133,7 +139,8 @@ pub fn build_apart(spec: &StrategySpec, setup: &Setup<'_>) -> Built {
     if let (true, Some(program)) = (is_plugin(spec), process::host_program()) {
         let options = PluginOptions::parse(&spec.parameters)?;
         let symbols = AllocatorSymbols::find(&options).map_err(refuse)?;
-        let plugin = process::PluginProcess::start(program, &spec.parameters, &options).map_err(refuse)?;
+        let device = cuda::description(setup.props);
+        let plugin = process::PluginProcess::start(program, &spec.parameters, &options, device).map_err(refuse)?;
         return Ok(Box::new(PluginStrategy::new(Box::new(plugin), &symbols, setup)));
     }
     build(spec, setup)
@@ -143,12 +150,23 @@ pub fn build_apart(spec: &StrategySpec, setup: &Setup<'_>) -> Built {
 #[must_use]
 pub fn with_short_timeout(spec: &StrategySpec) -> StrategySpec {
     match PluginOptions::parse(&spec.parameters) {
-        Ok(options) if is_plugin(spec) && options.timeout > SHORT_TIMEOUT => {
-            let parameters = format!("{},timeout:{}", spec.parameters, humantime::format_duration(SHORT_TIMEOUT));
-            StrategySpec { parameters, ..spec.clone() }
-        }
+        Ok(options) if is_plugin(spec) && options.timeout > SHORT_TIMEOUT => with_timeout(spec, SHORT_TIMEOUT),
         _ => spec.clone(),
     }
+}
+
+/// The same strategy; a plugin whose user set no time-out gets this one.
+#[must_use]
+pub fn with_patience(spec: &StrategySpec, timeout: Duration) -> StrategySpec {
+    match PluginOptions::parse(&spec.parameters) {
+        Ok(options) if is_plugin(spec) && !options.sets_timeout => with_timeout(spec, timeout),
+        _ => spec.clone(),
+    }
+}
+
+fn with_timeout(spec: &StrategySpec, timeout: Duration) -> StrategySpec {
+    let parameters = format!("{},timeout:{}", spec.parameters, humantime::format_duration(timeout));
+    StrategySpec { parameters, ..spec.clone() }
 }
 
 /// [`StrategySpec::check`] for plugins too: the file must be there and have the symbols. None of
@@ -164,7 +182,8 @@ pub fn check(spec: &StrategySpec) -> Result<(), SpecError> {
 fn load(parameters: &str, setup: &Setup<'_>) -> Built {
     let options = PluginOptions::parse(parameters)?;
     let symbols = AllocatorSymbols::find(&options).map_err(refuse)?;
-    let library = PluginLibrary::open(options.file, &symbols, options.timeout).map_err(refuse)?;
+    let simulated = (setup.props.clock == DeviceClock::Virtual).then(|| cuda::description(setup.props));
+    let library = PluginLibrary::open(options.file, &symbols, options.timeout, simulated.as_deref()).map_err(refuse)?;
     Ok(Box::new(PluginStrategy::new(Box::new(library), &symbols, setup)))
 }
 

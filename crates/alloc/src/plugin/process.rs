@@ -22,10 +22,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use oomph_shadow::served_call::{ServedArguments, ServedCall, ServedResults};
+
 use super::{
+    cuda::{CudaServer, answered_by},
     library::{PluginCall, PluginFunctions, PluginGone, PluginLibrary},
-    options::PluginOptions,
-    symbols::{AllocatorSymbols, PluginError},
+    symbols::{AllocatorSymbols, PluginError, PluginOptions},
     watchdog::{CALL_MARK, hang_message},
 };
 use oomph_base::{exit_description, last_bytes};
@@ -35,6 +37,8 @@ const LEAVING: Duration = Duration::from_secs(2);
 /// The shortest time-out for loading: the process has to start first, on a machine that may be
 /// busy.
 const LOADING: Duration = Duration::from_secs(3);
+/// The shortest time-out for calls from several threads at once.
+const THREADS: Duration = Duration::from_secs(30);
 /// The end of its standard error, enough for its last line.
 const LAST_LINE_BYTES: usize = 4096;
 /// The longest refusal that is read.
@@ -42,6 +46,8 @@ const MOST_REFUSAL_BYTES: u64 = 1 << 16;
 /// The caller notices first that a call takes too long; the process itself ends only where its
 /// caller has gone.
 const GRACE: Duration = Duration::from_secs(5);
+/// A call that makes CUDA calls may take this many times as long as one that does not.
+const MOST_EXTENSIONS: u32 = 12;
 
 /// The program that becomes a plugin's process.
 #[derive(Clone, Debug)]
@@ -69,13 +75,41 @@ pub(super) fn host_program() -> Option<&'static HostProgram> {
 /// ended.
 #[derive(Debug)]
 pub(super) struct PluginProcess {
+    host: HostProgram,
+    /// What follows `plugin:`, and the device, as the process gets them.
+    arguments: [String; 2],
     file: String,
     timeout: Duration,
+    running: Option<RunningProcess>,
+    /// Why it has ended, once it has.
+    gone: Option<PluginGone>,
+}
+
+/// Whether a call only asks something, as a loop does that waits.
+fn is_question(call: ServedCall) -> bool {
+    matches!(call, ServedCall::MemGetInfo | ServedCall::StreamQuery | ServedCall::EventQuery)
+}
+
+/// A process that was started.
+#[derive(Debug)]
+struct RunningProcess {
     child: Child,
     connection: UnixStream,
     standard_error: Receiver<Vec<u8>>,
-    /// Why it has ended, once it has.
-    gone: Option<PluginGone>,
+    /// Whether the plugin is loaded.
+    is_loaded: bool,
+    /// The CUDA call with which its loading waits.
+    pending: Option<(ServedCall, ServedArguments)>,
+}
+
+/// What a plugin's process sends.
+enum HostMessage {
+    /// The result of a call.
+    Result(Option<u64>),
+    /// A CUDA call that has to be answered.
+    Cuda(ServedCall, ServedArguments),
+    /// The plugin is loaded, or cannot be.
+    Loaded(Option<String>),
 }
 
 impl PluginProcess {
@@ -85,32 +119,119 @@ impl PluginProcess {
         host: &HostProgram,
         parameters: &str,
         options: &PluginOptions<'_>,
+        device: String,
     ) -> Result<PluginProcess, PluginError> {
-        let (mut child, connection) = spawn(host, parameters).map_err(|source| PluginError::NoHost { source })?;
         let mut process = PluginProcess {
+            host: host.clone(),
+            arguments: [parameters.to_owned(), device],
             file: options.file.to_owned(),
             timeout: options.timeout,
-            standard_error: last_bytes(child.stderr.take(), LAST_LINE_BYTES),
-            child,
-            connection,
+            running: None,
             gone: None,
         };
-        match process.wait_until_loaded() {
-            Ok(None) => {}
-            Ok(Some(reason)) => return Err(PluginError::Refused { reason }),
-            Err(error) => {
-                process.give_up(PluginCall::Load, &error);
+        process.spawn().map_err(|source| PluginError::NoHost { source })?;
+        match process.wait_for(PluginCall::Load, None) {
+            Ok(HostMessage::Loaded(Some(reason))) => return Err(PluginError::Refused { reason }),
+            Ok(HostMessage::Loaded(None)) => process.note_loaded(),
+            // It goes on loading at the first call, which has a device.
+            Ok(HostMessage::Cuda(call, arguments)) => {
+                if let Some(running) = &mut process.running {
+                    running.pending = Some((call, arguments));
+                }
             }
+            Ok(HostMessage::Result(_)) | Err(_) => {}
         }
         Ok(process)
     }
 
-    /// Waits until the plugin is loaded; the reason where it cannot be.
-    fn wait_until_loaded(&mut self) -> io::Result<Option<String>> {
-        self.connection.set_read_timeout(Some(self.timeout.max(LOADING)))?;
-        let refusal = receive_refusal(&mut self.connection)?;
-        self.connection.set_read_timeout(Some(self.timeout))?;
-        Ok(refusal)
+    fn spawn(&mut self) -> io::Result<()> {
+        let (mut child, connection) = spawn(&self.host, &self.arguments)?;
+        let standard_error = last_bytes(child.stderr.take(), LAST_LINE_BYTES);
+        self.running = Some(RunningProcess { child, connection, standard_error, is_loaded: false, pending: None });
+        Ok(())
+    }
+
+    fn note_loaded(&mut self) {
+        if let Some(running) = &mut self.running {
+            running.is_loaded = true;
+        }
+    }
+
+    /// Starts the process again where it was ended, and waits until the plugin is loaded.
+    fn finish_loading(&mut self, server: &mut dyn CudaServer) -> Result<(), PluginGone> {
+        if self.running.is_none()
+            && let Err(error) = self.spawn()
+        {
+            return Err(self.gone.insert(PluginGone::Died(format!("plugin {}: {error}", self.file))).clone());
+        }
+        if self.running.as_ref().is_some_and(|running| running.is_loaded) {
+            return Ok(());
+        }
+        let pending = self.running.as_mut().and_then(|running| running.pending.take());
+        if let Some((call, arguments)) = pending {
+            let answer = server.serve(call, arguments);
+            self.send_answer(PluginCall::Load, answer)?;
+        }
+        match self.wait_for(PluginCall::Load, Some(server))? {
+            HostMessage::Loaded(Some(reason)) => Err(self.gone.insert(PluginGone::Died(reason)).clone()),
+            _ => {
+                self.note_loaded();
+                Ok(())
+            }
+        }
+    }
+
+    /// The next message that is not a CUDA call; with a server these are answered.
+    fn wait_for(
+        &mut self,
+        call: PluginCall,
+        mut server: Option<&mut dyn CudaServer>,
+    ) -> Result<HostMessage, PluginGone> {
+        let (timeout, begin) = (self.timeout_of(call), Instant::now());
+        let mut end = begin + timeout;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let Some(running) = &mut self.running else {
+                return Err(self.give_up(call, &io::ErrorKind::NotConnected.into()));
+            };
+            // Zero would mean to wait for ever.
+            let message = running
+                .connection
+                .set_read_timeout(Some(left.max(Duration::from_millis(1))))
+                .and_then(|()| receive_message(&mut running.connection));
+            let is_late = left.is_zero();
+            match (message, &mut server) {
+                (Ok(HostMessage::Cuda(..)), Some(_)) if is_late => {
+                    return Err(self.give_up(call, &io::ErrorKind::TimedOut.into()));
+                }
+                (Ok(HostMessage::Cuda(cuda, arguments)), Some(server)) => {
+                    let answer = server.serve(cuda, arguments);
+                    self.send_answer(call, answer)?;
+                    // A plugin that gives thousands of pages back does not hang; one that asks again and again may.
+                    if !is_question(cuda) {
+                        end = (Instant::now() + timeout).min(begin + timeout * MOST_EXTENSIONS);
+                    }
+                }
+                (Ok(message), _) => return Ok(message),
+                (Err(error), _) => return Err(self.give_up(call, &error)),
+            }
+        }
+    }
+
+    fn send_answer(&mut self, call: PluginCall, (code, values): (i32, ServedResults)) -> Result<(), PluginGone> {
+        let [first, second, third, fourth] = values;
+        let words = [u64::from(code.cast_unsigned()), first, second, third, fourth];
+        let sent = self.running.as_mut().map(|running| send(&mut running.connection, words));
+        sent.unwrap_or(Ok(())).map_err(|error| self.give_up(call, &error))
+    }
+
+    fn timeout_of(&self, call: PluginCall) -> Duration {
+        match call {
+            PluginCall::Load => self.timeout.max(LOADING),
+            // Each thread makes many calls.
+            PluginCall::Threads { .. } => self.timeout.max(THREADS),
+            _ => self.timeout,
+        }
     }
 
     /// Ends the process, if it has not ended by itself, and says what happened. A silent process
@@ -123,8 +244,7 @@ impl PluginProcess {
         let gone = match status {
             Some(status) => died(&self.exit_message(status)),
             None if is_silent => {
-                let timeout = if call == PluginCall::Load { self.timeout.max(LOADING) } else { self.timeout };
-                PluginGone::Hung(format!("plugin {}", hang_message(&self.file, call, timeout)))
+                PluginGone::Hung(format!("plugin {}", hang_message(&self.file, call, self.timeout_of(call))))
             }
             None => died(&format!("no longer answers: {error}")),
         };
@@ -134,8 +254,9 @@ impl PluginProcess {
     /// How the process ended, if it does so by itself within that time.
     fn wait_for_end(&mut self, patience: Duration) -> Option<ExitStatus> {
         let began = Instant::now();
+        let running = self.running.as_mut()?;
         loop {
-            match self.child.try_wait() {
+            match running.child.try_wait() {
                 Ok(None) if began.elapsed() < patience => thread::sleep(Duration::from_millis(1)),
                 ended => return ended.ok().flatten(),
             }
@@ -145,20 +266,22 @@ impl PluginProcess {
     /// Ends the process and its children. Once only: later its number may belong to another
     /// process.
     fn end_all(&mut self) {
+        let Some(running) = &mut self.running else { return };
         // 0 and 1 would mean this process's own group and all processes.
-        if let Some(group) = c_int::try_from(self.child.id()).ok().filter(|&group| group > 1) {
+        if let Some(group) = c_int::try_from(running.child.id()).ok().filter(|&group| group > 1) {
             // SAFETY: takes numbers and touches no memory. It fails only where the group is gone
             // already.
             unsafe { libc::kill(-group, libc::SIGKILL) };
         }
         // Fails only where it was waited for already.
-        let _ = self.child.wait();
+        let _ = running.child.wait();
     }
 
     /// How the process ended, with its last line on standard error. Its children have ended too, so
     /// nothing can still be written there.
     fn exit_message(&self, status: ExitStatus) -> String {
-        let printed = self.standard_error.recv_timeout(LEAVING).unwrap_or_default();
+        let running = self.running.as_ref();
+        let printed = running.and_then(|running| running.standard_error.recv_timeout(LEAVING).ok()).unwrap_or_default();
         let printed = String::from_utf8_lossy(&printed[printed.len().saturating_sub(LAST_LINE_BYTES)..]);
         let is_own = |line: &&str| !line.trim().is_empty() && !line.starts_with(CALL_MARK);
         match printed.lines().rev().find(is_own) {
@@ -177,24 +300,42 @@ impl Drop for PluginProcess {
 }
 
 impl PluginFunctions for PluginProcess {
-    fn call(&mut self, call: PluginCall, device: c_int, stream: u64) -> Result<Option<u64>, PluginGone> {
+    fn call(
+        &mut self,
+        call: PluginCall,
+        device: c_int,
+        stream: u64,
+        server: &mut dyn CudaServer,
+    ) -> Result<Option<u64>, PluginGone> {
         if let Some(gone) = &self.gone {
             return Err(gone.clone());
         }
-        let answered =
-            send_call(&mut self.connection, call, device, stream).and_then(|()| receive_result(&mut self.connection));
-        answered.map_err(|error| self.give_up(call, &error))
+        self.finish_loading(server)?;
+        let sent = self.running.as_mut().map(|running| send_call(&mut running.connection, call, device, stream));
+        sent.unwrap_or(Ok(())).map_err(|error| self.give_up(call, &error))?;
+        match self.wait_for(call, Some(server))? {
+            HostMessage::Result(result) => Ok(result),
+            _ => Err(self.give_up(call, &io::ErrorKind::InvalidData.into())),
+        }
+    }
+
+    fn restart(&mut self) -> bool {
+        if self.gone.is_none() {
+            self.end_all();
+            self.running = None;
+        }
+        true
     }
 }
 
 /// Starts the process with its end of a socket as standard input, so that what a plugin prints
 /// cannot mix with results. It leads a process group, so that what the plugin starts can be ended
 /// with it.
-fn spawn(host: &HostProgram, parameters: &str) -> io::Result<(Child, UnixStream)> {
+fn spawn(host: &HostProgram, arguments: &[String; 2]) -> io::Result<(Child, UnixStream)> {
     let (ours, theirs) = UnixStream::pair()?;
     let child = Command::new(&host.program)
         .args(&host.arguments)
-        .arg(parameters)
+        .args(arguments)
         .stdin(Stdio::from(OwnedFd::from(theirs)))
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
@@ -204,16 +345,17 @@ fn spawn(host: &HostProgram, parameters: &str) -> io::Result<(Child, UnixStream)
 }
 
 /// Loads the plugin that `parameters` (what follows `plugin:`) name, and serves its calls until the
-/// connection ends. From now on this process ignores Ctrl-C, which some shells send to every
-/// process: the caller decides.
-pub fn host(parameters: &str, mut connection: UnixStream) -> io::Result<()> {
+/// connection ends. `device` describes the simulated device. From now on this process ignores
+/// Ctrl-C, which some shells send to every process: the caller decides.
+pub fn host(parameters: &str, device: &str, mut connection: UnixStream) -> io::Result<()> {
     // SAFETY: no handler is installed that could do anything wrong.
     unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };
-    let mut library = match load(parameters) {
+    let mut asker = SocketServer { connection: connection.try_clone()? };
+    let mut library = match answered_by(&mut asker, || load(parameters, device)) {
         Ok(library) => library,
-        Err(refusal) => return send_refusal(&mut connection, Some(&refusal)),
+        Err(refusal) => return send_loaded(&mut connection, Some(&refusal)),
     };
-    send_refusal(&mut connection, None)?;
+    send_loaded(&mut connection, None)?;
     loop {
         let (call, device, stream) = match receive_call(&mut connection) {
             Ok(received) => received,
@@ -221,15 +363,32 @@ pub fn host(parameters: &str, mut connection: UnixStream) -> io::Result<()> {
             Err(error) => return Err(error),
         };
         // A library that is loaded here is never gone: this process would be.
-        send_result(&mut connection, library.call(call, device, stream).ok().flatten())?;
+        let result = library.call(call, device, stream, &mut asker).ok().flatten();
+        send(&mut connection, [u64::from(result.is_some()), result.unwrap_or(0), 0, 0, 0])?;
     }
 }
 
-fn load(parameters: &str) -> Result<PluginLibrary, String> {
+/// Asks the other process.
+struct SocketServer {
+    connection: UnixStream,
+}
+
+impl CudaServer for SocketServer {
+    fn serve(&mut self, call: ServedCall, [first, second, third]: ServedArguments) -> (i32, ServedResults) {
+        let asked = send(&mut self.connection, [CUDA_CALL, u64::from(call as u32), first, second, third]);
+        match asked.and_then(|()| receive(&mut self.connection)) {
+            Ok::<[u64; 5], _>([code, results @ ..]) => ((code as u32).cast_signed(), results),
+            // The caller has gone, and this process with it.
+            Err(_) => std::process::exit(1),
+        }
+    }
+}
+
+fn load(parameters: &str, device: &str) -> Result<PluginLibrary, String> {
     let options = PluginOptions::parse(parameters).map_err(|error| error.to_string())?;
     let timeout = options.timeout.saturating_add(GRACE);
     AllocatorSymbols::find(&options)
-        .and_then(|symbols| PluginLibrary::open(options.file, &symbols, timeout))
+        .and_then(|symbols| PluginLibrary::open(options.file, &symbols, timeout, Some(device)))
         .map_err(|error| error.to_string())
 }
 
@@ -245,27 +404,33 @@ fn receive_call(connection: &mut UnixStream) -> io::Result<(PluginCall, c_int, u
     Ok((call, (device as u32).cast_signed(), stream))
 }
 
-fn send_result(connection: &mut UnixStream, result: Option<u64>) -> io::Result<()> {
-    send(connection, [u64::from(result.is_some()), result.unwrap_or(0)])
-}
-
-fn receive_result(connection: &mut UnixStream) -> io::Result<Option<u64>> {
-    let [is_some, value] = receive(connection)?;
-    Ok((is_some != 0).then_some(value))
-}
+/// The first words of messages from a plugin's process; 0 and 1 are results.
+const CUDA_CALL: u64 = 2;
+const LOADED: u64 = 3;
 
 /// Says why the plugin cannot be loaded, or that it is.
-fn send_refusal(connection: &mut UnixStream, refusal: Option<&str>) -> io::Result<()> {
+fn send_loaded(connection: &mut UnixStream, refusal: Option<&str>) -> io::Result<()> {
     let words = refusal.unwrap_or_default();
-    send(connection, [words.len() as u64])?;
+    send(connection, [LOADED, words.len() as u64, 0, 0, 0])?;
     connection.write_all(words.as_bytes())
 }
 
-fn receive_refusal(connection: &mut UnixStream) -> io::Result<Option<String>> {
-    let [length] = receive(connection)?;
-    let mut words = String::new();
-    connection.take(length.min(MOST_REFUSAL_BYTES)).read_to_string(&mut words)?;
-    Ok((!words.is_empty()).then_some(words))
+fn receive_message(connection: &mut UnixStream) -> io::Result<HostMessage> {
+    let [kind, first, second, third, fourth] = receive(connection)?;
+    Ok(match kind {
+        0 => HostMessage::Result(None),
+        1 => HostMessage::Result(Some(first)),
+        CUDA_CALL => {
+            let call = u32::try_from(first).ok().and_then(ServedCall::numbered).ok_or(io::ErrorKind::InvalidData)?;
+            HostMessage::Cuda(call, [second, third, fourth])
+        }
+        LOADED => {
+            let mut words = String::new();
+            connection.take(first.min(MOST_REFUSAL_BYTES)).read_to_string(&mut words)?;
+            HostMessage::Loaded((!words.is_empty()).then_some(words))
+        }
+        _ => return Err(io::ErrorKind::InvalidData.into()),
+    })
 }
 
 fn send<const N: usize>(connection: &mut UnixStream, numbers: [u64; N]) -> io::Result<()> {
@@ -290,13 +455,14 @@ mod tests {
         let call = PluginCall::Free { address: Address(1 << 40), bytes: 7 };
         send_call(&mut one, call, -1, 3).unwrap();
         assert_eq!(receive_call(&mut other).unwrap(), (call, -1, 3));
-        for result in [None, Some(0), Some(u64::MAX)] {
-            send_result(&mut other, result).unwrap();
-            assert_eq!(receive_result(&mut one).unwrap(), result);
-        }
+        send(&mut other, [1, u64::MAX, 0, 0, 0]).unwrap();
+        assert!(matches!(receive_message(&mut one).unwrap(), HostMessage::Result(Some(u64::MAX))));
+        send(&mut other, [CUDA_CALL, ServedCall::MemFree as u64, 7, 0, 0]).unwrap();
+        assert!(matches!(receive_message(&mut one).unwrap(), HostMessage::Cuda(ServedCall::MemFree, [7, 0, 0])));
         for words in [None, Some("no such symbol")] {
-            send_refusal(&mut other, words).unwrap();
-            assert_eq!(receive_refusal(&mut one).unwrap().as_deref(), words);
+            send_loaded(&mut other, words).unwrap();
+            let HostMessage::Loaded(received) = receive_message(&mut one).unwrap() else { panic!("{words:?}") };
+            assert_eq!(received.as_deref(), words);
         }
         send(&mut one, [99, 0, 0, 0, 0]).unwrap();
         assert_eq!(receive_call(&mut other).unwrap_err().kind(), io::ErrorKind::InvalidData);

@@ -35,6 +35,10 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     name: NAME,
     summary: "the driver's stream-ordered pool (cudaMallocAsync)",
     origin: "CUDA's cuMemAllocFromPoolAsync; PyTorch's backend:cudaMallocAsync, RMM's cuda_async_memory_resource",
+    differs: &[
+        "gives a block back when the events of its other streams are done, seen at the next request; PyTorch makes a stream of its own wait for them",
+        "waits for the device, empties the pool and tries again when memory runs out, as PyTorch does since 2.14; earlier releases fail at once",
+    ],
     parameters: &[
         Parameter::text(
             "release_threshold",

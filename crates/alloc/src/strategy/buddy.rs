@@ -25,6 +25,7 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     name: "buddy",
     summary: "binary buddies: blocks are powers of two, halved and joined again",
     origin: "Knowlton: A fast storage allocator (1965); kernels, and GPU pools of many engines",
+    differs: &["has lists and regions of its own for each stream; the original knows no streams"],
     parameters: &[Parameter::text(
         "region",
         "a power of two in bytes",

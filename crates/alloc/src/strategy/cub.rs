@@ -26,6 +26,7 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     name: "cub",
     summary: "CUB's caching allocator: powers of 8, reuse by stream or event, no cutting",
     origin: "cub::CachingDeviceAllocator (CUDA Core Compute Libraries; cuML, CMSSW and others)",
+    differs: &["reuses events; the original creates one with each block"],
     parameters: &[
         Parameter::text("bin_growth", "a number from 2 to 1024", "8", "bins are powers of this number of bytes"),
         Parameter::text("min_bin", "a power", "3", "the smallest bin, 512 B"),

@@ -21,6 +21,7 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     name: "direct",
     summary: "one cuMemAlloc and cuMemFree for every block, nothing cached",
     origin: "PyTorch with PYTORCH_NO_CUDA_MEMORY_CACHING=1; RMM's cuda_memory_resource",
+    differs: &[],
     parameters: &[],
     variants: &[],
     build,

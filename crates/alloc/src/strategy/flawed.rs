@@ -66,6 +66,8 @@ pub enum Flaw {
     Spins,
     /// Rounding of sizes near the maximum wraps around.
     WrapsAround,
+    /// After a close, segments are larger.
+    RemembersClose,
 }
 
 impl Flaw {
@@ -94,8 +96,8 @@ impl Flaw {
         Flaw::LosesSegmentOnFailure,
     ];
 
-    /// Flaws that show only where events never complete or requests are impossible.
-    pub const UNDER_STRESS: [Flaw; 2] = [Flaw::Spins, Flaw::WrapsAround];
+    /// Flaws that show only where events never complete, requests are impossible, or a closed strategy is used again.
+    pub const UNDER_STRESS: [Flaw; 3] = [Flaw::Spins, Flaw::WrapsAround, Flaw::RemembersClose];
 }
 
 /// The allocator.
@@ -105,6 +107,7 @@ pub struct Flawed {
     segments: Vec<Segment>,
     stats: Stats,
     next_slot: Arc<AtomicU32>,
+    was_closed: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -139,7 +142,13 @@ impl Flawed {
 
     /// A strategy with this one flaw.
     pub fn new(flaw: Flaw) -> Flawed {
-        Flawed { flaw, segments: Vec::new(), stats: Stats::default(), next_slot: Arc::new(AtomicU32::new(0)) }
+        Flawed {
+            flaw,
+            segments: Vec::new(),
+            stats: Stats::default(),
+            next_slot: Arc::new(AtomicU32::new(0)),
+            was_closed: false,
+        }
     }
 
     fn has(&self, flaw: Flaw) -> bool {
@@ -175,7 +184,8 @@ impl Flawed {
     }
 
     fn grow(&mut self, cx: &mut Context<'_>, size: u64, stream: StreamId) -> Result<usize, StrategyError> {
-        let bytes = round_up(size, 2 * MIB);
+        let step = if self.has(Flaw::RemembersClose) && self.was_closed { 4 * MIB } else { 2 * MIB };
+        let bytes = round_up(size, step);
         if self.has(Flaw::BooksTooEarly) {
             self.stats.on_reserve(bytes, 1);
         }
@@ -336,6 +346,7 @@ impl Strategy for Flawed {
         }
         self.segments.clear();
         self.stats = Stats::default();
+        self.was_closed = true;
         Ok(())
     }
 
@@ -389,7 +400,7 @@ impl Strategy for Flawed {
             _ => Arc::new(AtomicU32::new(self.next_slot.load(Ordering::Relaxed))),
         };
         let (segments, stats) = (self.segments.clone(), self.stats);
-        Some(Box::new(Flawed { flaw: self.flaw, segments, stats, next_slot }))
+        Some(Box::new(Flawed { flaw: self.flaw, segments, stats, next_slot, was_closed: self.was_closed }))
     }
 }
 

@@ -33,7 +33,7 @@ pub mod slots;
 mod stats;
 mod stitch;
 #[cfg(test)]
-mod test_device;
+pub(crate) mod test_device;
 mod tlsf;
 pub mod wrap;
 
@@ -91,6 +91,12 @@ pub trait Strategy: Send {
     /// Releases cached memory to the device (PyTorch's `empty_cache`).
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError>;
 
+    /// Whether [`trim`](Strategy::trim) releases all memory that is not in use. A model of an allocator without such a call
+    /// keeps it. Wrappers forward the call.
+    fn trims(&self) -> bool {
+        true
+    }
+
     /// Releases everything, including live and pending blocks. Afterwards the strategy is as new.
     /// The counters are reset too, so read them before.
     fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError>;
@@ -109,6 +115,23 @@ pub trait Strategy: Send {
     /// Counters of this strategy, by name.
     fn details(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
+    }
+
+    /// What the allocator did wrong, where only the code around it can see that: a plugin is known
+    /// by its calls alone.
+    fn flaws(&self) -> Vec<wrap::ConformanceFinding> {
+        Vec::new()
+    }
+
+    /// Makes `calls` requests and frees from each of `threads` threads at once; `None` if the
+    /// allocator cannot be called from several threads.
+    fn call_from_threads(
+        &mut self,
+        _cx: &mut Context<'_>,
+        _threads: u64,
+        _calls: u64,
+    ) -> Result<Option<ThreadedCalls>, StrategyError> {
+        Ok(None)
     }
 
     /// The abilities that the device must have.
@@ -342,6 +365,15 @@ pub enum Freed {
     Now,
     /// The block waits for other streams; [`StrategyEvent::FreeCompleted`] follows.
     Later,
+}
+
+/// What calls from several threads at once came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThreadedCalls {
+    /// Requests that were served.
+    pub served: u64,
+    /// A block that overlapped another live one.
+    pub overlap: Option<Address>,
 }
 
 /// An event on a slow path of a strategy.

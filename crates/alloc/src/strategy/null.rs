@@ -19,6 +19,7 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     name: "null",
     summary: "hands out fake addresses and calls no driver: the cost of replay itself",
     origin: "a baseline of this suite",
+    differs: &[],
     parameters: &[],
     variants: &[],
     build,

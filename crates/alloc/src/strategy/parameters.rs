@@ -15,6 +15,8 @@ pub struct StrategyEntry {
     pub summary: &'static str,
     /// What it models, with the source.
     pub origin: &'static str,
+    /// In what it differs from that, one sentence each.
+    pub differs: &'static [&'static str],
     /// Its parameters.
     pub parameters: &'static [Parameter],
     /// Parameter texts to test besides the default.

@@ -25,6 +25,10 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     name: "slab",
     summary: "slabs of equal blocks in float-binned size classes: nothing searched, nothing joined",
     origin: "Bonwick: The slab allocator (1994), with the classes of Aaltonen's OffsetAllocator (2023)",
+    differs: &[
+        "a block never holds its own header: all bookkeeping is on the host",
+        "slabs of a class that are wholly free go back when memory runs out",
+    ],
     parameters: &[Parameter::text(
         "slab",
         "an amount of memory from 2 KiB on",

@@ -71,6 +71,37 @@ pub enum OffBooks {
 const _: () = assert!(size_of::<Stats>() <= 128, "larger counters are copied by a call, at every event");
 
 impl Stats {
+    /// The counters that differ from others, each as `name: this instead of that`.
+    #[must_use]
+    pub fn differences(&self, others: &Stats) -> Vec<String> {
+        let counters = |stats: &Stats| {
+            let Usage { requested, allocated, active, reserved } = stats.current;
+            let peak = stats.peak;
+            [
+                ("requested", requested),
+                ("allocated", allocated),
+                ("active", active),
+                ("reserved", reserved),
+                ("peak requested", peak.requested),
+                ("peak allocated", peak.allocated),
+                ("peak active", peak.active),
+                ("peak reserved", peak.reserved),
+                ("live blocks", stats.live_blocks),
+                ("segments", stats.segments),
+                ("peak segments", stats.peak_segments),
+                ("allocs", stats.allocs),
+                ("frees", stats.frees),
+                ("retries", stats.retries),
+                ("ooms", stats.ooms),
+            ]
+        };
+        let pairs = counters(self).into_iter().zip(counters(others));
+        pairs
+            .filter(|((_, this), (_, that))| this != that)
+            .map(|((name, this), (_, that))| format!("{name}: {this} instead of {that}"))
+            .collect()
+    }
+
     /// Adds the counters of another part. Peaks are those of the sums that were seen.
     pub(super) fn add(&mut self, part: &Stats) {
         for (sum, value) in [

@@ -8,7 +8,7 @@ use crate::device::{
 };
 
 /// A simulated device on which this many bytes can be allocated.
-pub(super) fn simulated(bytes: u64) -> Box<dyn Device> {
+pub(crate) fn simulated(bytes: u64) -> Box<dyn Device> {
     // Its table of costs is read from text, which would be most of a short test's time.
     static PROFILE: LazyLock<Profile> = LazyLock::new(Profile::h200);
     let profile = PROFILE.clone();

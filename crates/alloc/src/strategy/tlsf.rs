@@ -24,6 +24,10 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     name: "tlsf",
     summary: "two-level segregated fit: good fit in constant time, headers on the host",
     origin: "Masmano, Ripoll, Crespo, Real: TLSF (2004); used by game engines and real-time systems",
+    differs: &[
+        "keeps headers on the host; the original keeps one in front of each block",
+        "has lists and regions of its own for each stream; the original knows no streams",
+    ],
     parameters: &[Parameter::text("region", "an amount of memory", "20MiB", "the least that is taken from the device")],
     variants: &["region:2MiB"],
     build,

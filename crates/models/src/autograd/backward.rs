@@ -6,7 +6,7 @@
 use super::{
     graph::{
         GradientEdge, GradientPlace, Gradients, Graph, GraphNode, GraphOperation, MOST_EDGES, Tensor, Variable,
-        VariableOrigin,
+        VariableOrigin, WeightId,
     },
     machine::{HostThread, TensorMachine},
     saving::UnpackedTensors,
@@ -29,6 +29,7 @@ impl TensorMachine {
         let seed = self.temporary(self.bytes(result.tensor));
         self.thread = HostThread::Backward;
         self.enter_pass();
+        self.count_weight_gradients();
         if let VariableOrigin::Recorded(place) = result.origin {
             self.graph.gradients[place as usize] = Some(self.retain(seed));
         }
@@ -42,6 +43,8 @@ impl TensorMachine {
         self.release_recomputed();
         self.leave_pass();
         self.send_last_bucket();
+        let leaves = std::mem::take(&mut self.graph.leaves);
+        self.leaves.extend(leaves);
         self.thread = HostThread::Main;
         self.release(seed);
         let done = std::mem::replace(&mut self.graph, outer);
@@ -54,6 +57,9 @@ impl TensorMachine {
         for index in (0..self.graph.nodes.len()).rev() {
             let node = self.graph.nodes[index];
             self.release_saved(&node);
+        }
+        for leaf in std::mem::take(&mut self.graph.leaves) {
+            self.release(leaf);
         }
         self.graph = outer;
     }
@@ -89,16 +95,45 @@ impl TensorMachine {
         let mut unpacked = self.unpack(node);
         let saved = &mut unpacked;
         let gradients = match node.operation {
-            GraphOperation::Embedding { indices } => one(self.embedding_backward(saved, indices, first)),
+            GraphOperation::Embedding(lookup) => one(self.embedding_backward(saved, lookup, first)),
             GraphOperation::Add { narrowed, broadcast_over } => {
                 self.add_backward(saved, narrowed, broadcast_over, first)
             }
             GraphOperation::Cast { bytes } => one(self.cast_backward(node.edges[0], bytes, first)),
             GraphOperation::Pointwise | GraphOperation::ReluIntoView => one(self.pointwise_backward(saved, first)),
             GraphOperation::Scale => one(self.scale_backward(first)),
+            GraphOperation::Power => one(self.power_backward(saved, first)),
+            GraphOperation::RowMean { bytes } => one(self.row_mean_backward(bytes, first)),
+            GraphOperation::Copy => one(self.retain(first)),
+            GraphOperation::Leaf => {
+                let kept = self.retain(first);
+                self.graph.leaves.push(kept);
+                [None; MOST_EDGES]
+            }
+            GraphOperation::Dropout => one(self.pointwise_backward(saved, first)),
+            GraphOperation::InverseRoot => one(self.inverse_root_backward(saved, first)),
+            GraphOperation::Multiply(shape) => self.multiply_backward(saved, shape, first),
+            GraphOperation::Negate { bytes } | GraphOperation::Part { bytes } => {
+                one(self.copied_gradient(bytes, first))
+            }
+            GraphOperation::Join { narrowed } => self.join_backward(saved, narrowed, first),
+            GraphOperation::Reorder => one(self.copied_gradient(self.bytes(first), first)),
             GraphOperation::LayerNorm => self.layer_norm_backward(saved, first),
             GraphOperation::Linear(shape) => self.linear_backward(saved, shape, first),
-            GraphOperation::Attention(number) => self.attention_backward(saved, number, first),
+            GraphOperation::QuantizedLinear { inputs, outputs } => {
+                self.quantized_linear_backward(inputs, outputs, first)
+            }
+            GraphOperation::Attention(shape) => self.attention_backward(saved, shape, first),
+            GraphOperation::MaskedAttention(shape, mask) => self.masked_attention_backward(saved, shape, mask, first),
+            GraphOperation::ExpandMask => one(self.expand_mask_backward(first)),
+            GraphOperation::Choose { constant } => one(self.choose_backward(saved, constant, first)),
+            GraphOperation::BatchedProduct { bytes } => self.batched_product_backward(saved, bytes, first),
+            GraphOperation::RepeatHeads { bytes } => one(self.repeat_heads_backward(bytes, first)),
+            GraphOperation::SplitTwo => one(self.split_in_two_backward(first, incoming[1].unwrap_or(first))),
+            GraphOperation::SoftMax => one(self.softmax_backward(saved, first)),
+            GraphOperation::DivideByRow => self.divide_by_row_backward(saved, first),
+            GraphOperation::PickRows { bytes, count } => one(self.pick_rows_backward(saved, bytes, count, first)),
+            GraphOperation::GroupedLinear(shape, number) => self.grouped_linear_backward(saved, shape, number, first),
             GraphOperation::SplitThree => one(self.split_backward(incoming.map(|part| part.unwrap_or(first)))),
             GraphOperation::NegativeLogLikelihood => one(self.negative_log_likelihood_backward(saved, first)),
             GraphOperation::FusedLoss => self.fused_loss_backward(saved, first),
@@ -112,6 +147,10 @@ impl TensorMachine {
             GraphOperation::Weigh(bytes) => self.weigh_backward(saved, bytes, first),
             GraphOperation::ScatterAdd(bytes) => self.scatter_add_backward(saved, bytes, first),
             GraphOperation::Convolution(shape, number) => self.convolution_backward(saved, shape, number, first),
+            GraphOperation::PatchConvolution(shape, number) => {
+                self.patch_convolution_backward(saved, shape, number, first)
+            }
+            GraphOperation::PrependRow { narrowed } => self.prepend_row_backward(saved, narrowed, first),
             GraphOperation::BatchNorm => self.batch_norm_backward(saved, first),
             GraphOperation::MaxPool => one(self.max_pool_backward(saved, first)),
             GraphOperation::MeanPool { pixels } => one(self.mean_pool_backward(pixels, first)),
@@ -131,30 +170,60 @@ impl TensorMachine {
         match edge {
             GradientEdge::None => self.release(gradient),
             GradientEdge::Variable(place) => self.deliver_to_variable(gradient, place),
-            GradientEdge::Weight(weight) => {
-                match self.weights[weight as usize].gradient {
-                    None => self.weights[weight as usize].gradient = Some(gradient),
-                    Some(sum) => self.accumulate(gradient, sum),
-                }
-                self.gradient_is_complete(weight);
+            GradientEdge::Weight(weight) => self.deliver_to_weight(gradient, weight),
+        }
+    }
+
+    /// A weight waits for all its gradients of the pass (`AccumulateGrad` runs once), then adds them to those of earlier
+    /// passes.
+    fn deliver_to_weight(&mut self, gradient: Tensor, weight: WeightId) {
+        let place = weight as usize;
+        let gradient = match self.weights[place].unfinished_gradient.take() {
+            None => gradient,
+            Some(sum) => self.added(gradient, sum, Category::Gradient),
+        };
+        self.gradients_left[place] -= 1;
+        if self.gradients_left[place] > 0 {
+            self.weights[place].unfinished_gradient = Some(gradient);
+            return;
+        }
+        match self.weights[place].gradient {
+            None => self.weights[place].gradient = Some(gradient),
+            Some(sum) => self.accumulate(gradient, sum),
+        }
+        self.gradient_is_complete(weight);
+    }
+
+    fn count_weight_gradients(&mut self) {
+        self.gradients_left.clear();
+        self.gradients_left.resize(self.weights.len(), 0);
+        for edge in self.graph.nodes.iter().flat_map(|node| node.edges) {
+            if let GradientEdge::Weight(weight) = edge {
+                self.gradients_left[weight as usize] += 1;
             }
         }
     }
 
-    /// Adds in place where there is one reference to the sum, and into a new tensor otherwise.
+    /// Keeps a gradient until its node runs; further ones are added to it.
     fn deliver_to_variable(&mut self, gradient: Tensor, place: GradientPlace) {
         let place = place as usize;
-        match self.graph.gradients[place] {
-            None => self.graph.gradients[place] = Some(gradient),
-            Some(sum) if self.has_one_reference(sum) => self.accumulate(gradient, sum),
-            Some(sum) => {
-                let bytes = self.bytes(sum);
-                let fresh = self.temporary(bytes);
-                self.elementwise(3 * bytes, [gradient, sum, fresh]);
-                self.release_all([sum, gradient]);
-                self.graph.gradients[place] = Some(fresh);
-            }
+        self.graph.gradients[place] = Some(match self.graph.gradients[place] {
+            None => gradient,
+            Some(sum) => self.added(gradient, sum, Category::Temporary),
+        });
+    }
+
+    /// The sum of two gradients: in place where there is one reference to the first, otherwise in a new tensor.
+    fn added(&mut self, gradient: Tensor, sum: Tensor, category: Category) -> Tensor {
+        if self.has_one_reference(sum) {
+            self.accumulate(gradient, sum);
+            return sum;
         }
+        let bytes = self.bytes(sum);
+        let fresh = self.alloc(bytes, category);
+        self.elementwise(3 * bytes, [gradient, sum, fresh]);
+        self.release_all([sum, gradient]);
+        fresh
     }
 
     /// Adds a tensor to a sum in place and releases it.

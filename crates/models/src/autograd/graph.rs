@@ -2,12 +2,23 @@
 //!
 //! Types only. They know neither the machine nor any layer.
 
-use super::{layers::convolution_kernels::ConvolutionShape, techniques::NumberFormat};
+use super::{
+    layers::{
+        convolution_kernels::ConvolutionShape,
+        embedding::{Lookup, PatchShape},
+    },
+    techniques::NumberFormat,
+};
 use oomph_trace::BlockSlot;
 
 /// The memory of a tensor. Views are further references to the same memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tensor(pub(crate) BlockSlot);
+
+impl Tensor {
+    /// The result of an operator that did not run.
+    pub(crate) const NONE: Tensor = Tensor(BlockSlot::MAX);
+}
 
 /// The place of a weight in the model's list.
 pub(crate) type WeightId = u32;
@@ -21,6 +32,8 @@ pub(crate) struct Variable {
     pub(crate) tensor: Tensor,
     pub(crate) number: NumberFormat,
     pub(crate) origin: VariableOrigin,
+    /// Its bytes, where it is a part of a larger tensor.
+    pub(crate) part: Option<u64>,
 }
 
 /// What made a variable, as far as its gradient is concerned.
@@ -37,7 +50,7 @@ pub(crate) enum VariableOrigin {
 impl Variable {
     /// A variable that needs no gradient.
     pub(crate) fn constant(tensor: Tensor, number: NumberFormat) -> Variable {
-        Variable { tensor, number, origin: VariableOrigin::Constant }
+        Variable { tensor, number, origin: VariableOrigin::Constant, part: None }
     }
 
     /// Whether operators on it must save what its gradient needs.
@@ -88,18 +101,64 @@ pub(crate) struct LinearShape {
     pub(crate) number: NumberFormat,
     pub(crate) is_biased: bool,
     pub(crate) split: TensorSplit,
+    /// Whether its gradients are views of the products that make them.
+    pub(crate) flattens: bool,
+}
+
+/// A product of rows with the weights of their groups.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GroupedShape {
+    pub(crate) inputs: u32,
+    pub(crate) outputs: u32,
+    pub(crate) experts: u32,
+}
+
+/// A product number by number, for its backward.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ProductShape {
+    pub(crate) factors: [FactorShape; 2],
+    pub(crate) bytes: u64,
+    /// The wider format of both.
+    pub(crate) number: NumberFormat,
+}
+
+/// An operand of a product number by number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FactorShape {
+    pub(crate) bytes: u64,
+    pub(crate) number: NumberFormat,
+    pub(crate) repetition: Repetition,
+}
+
+/// How a smaller operand is repeated. Its gradient is a sum over the repetitions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Repetition {
+    None,
+    /// One row, for all rows.
+    OverRows,
+    /// One number per row, for all numbers of the row.
+    AlongRows,
+}
+
+/// Heads and formats of fused attention.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AttentionShape {
+    pub(crate) number: NumberFormat,
+    pub(crate) heads: u32,
+    /// Heads of keys and values, which several heads of queries share.
+    pub(crate) key_value_heads: u32,
+    pub(crate) head_width: u32,
+    /// Whether a token attends only to those before it.
+    pub(crate) is_causal: bool,
 }
 
 /// The operators that have a backward, with what the sizes of their tensors do not say.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum GraphOperation {
-    Embedding {
-        /// Rows that were looked up.
-        indices: u64,
-    },
+    Embedding(Lookup),
     Add {
-        /// Where the second operand is narrower: the bytes of its gradient.
-        narrowed: Option<u64>,
+        /// Where an operand is narrower: the bytes of its gradient.
+        narrowed: [Option<u64>; 2],
         /// Where the second operand is the same for every sequence: the number of sequences.
         broadcast_over: Option<u32>,
     },
@@ -112,9 +171,72 @@ pub(crate) enum GraphOperation {
     /// ReLU that wrote in place into a view.
     ReluIntoView,
     Scale,
+    /// A number to a constant power.
+    Power,
+    /// The mean of every row.
+    RowMean {
+        /// Bytes before the mean.
+        bytes: u64,
+    },
+    /// A copy, or a sum with a constant: the gradient passes unchanged.
+    Copy,
+    InverseRoot,
+    /// A product number by number, of these operands.
+    Multiply(ProductShape),
+    Negate {
+        /// Bytes of the gradient: the incoming one may be a part of a larger tensor.
+        bytes: u64,
+    },
+    /// Two tensors joined into one: each gets its part of the gradient as a view.
+    Join {
+        /// Where an operand has a narrower format: the bytes of its gradient.
+        narrowed: [Option<u64>; 2],
+    },
+    /// Numbers times a mask, one byte each, and a constant.
+    Dropout,
+    /// A variable that no operator made, and that was told to get a gradient: both live as long as the loss.
+    Leaf,
+    /// A part of a tensor with this many bytes: its gradient is the part among zeros.
+    Part {
+        bytes: u64,
+    },
+    /// Another order of the same numbers: the gradient is copied into the old order.
+    Reorder,
     LayerNorm,
     Linear(LinearShape),
-    Attention(NumberFormat),
+    /// A product with a frozen weight of 4 bits.
+    QuantizedLinear {
+        inputs: u32,
+        outputs: u32,
+    },
+    Attention(AttentionShape),
+    /// Attention with a mask of numbers. The mask's gradient goes to this place, where it needs one.
+    MaskedAttention(AttentionShape, Option<GradientPlace>),
+    /// One mask for all sequences: its gradient is a sum over them.
+    ExpandMask,
+    /// Numbers of the variable, or a constant of this many bytes: the gradient has zeros there.
+    Choose {
+        constant: u64,
+    },
+    /// A product for each head, of operands with these bytes.
+    BatchedProduct {
+        bytes: [u64; 2],
+    },
+    /// Keys or values with these bytes, once for each head that shares them: their gradient is a sum.
+    RepeatHeads {
+        bytes: u64,
+    },
+    /// Halves of rows as views of one tensor.
+    SplitTwo,
+    SoftMax,
+    /// Numbers divided by one number per row.
+    DivideByRow,
+    /// This many rows, by index, of a tensor with these bytes.
+    PickRows {
+        bytes: u64,
+        count: u64,
+    },
+    GroupedLinear(GroupedShape, NumberFormat),
     /// Queries, keys and values as views of one tensor.
     SplitThree,
     NegativeLogLikelihood,
@@ -127,6 +249,13 @@ pub(crate) enum GraphOperation {
     Weigh(u64),
     ScatterAdd(u64),
     Convolution(ConvolutionShape, NumberFormat),
+    /// Images cut into patches, each a product with a filter and a bias.
+    PatchConvolution(PatchShape, NumberFormat),
+    /// A weight of one row before the rows of every sequence.
+    PrependRow {
+        /// Where the rows are narrower than the result: their bytes.
+        narrowed: Option<u64>,
+    },
     BatchNorm,
     MaxPool,
     MeanPool {
@@ -166,6 +295,11 @@ pub(crate) enum SavedTensor {
         buffer: BlockSlot,
         bytes: u64,
     },
+    /// A weight that was saved inside a checkpoint: to need it runs the block again, as for any other tensor.
+    WeightOf {
+        checkpoint: u32,
+        weight: WeightId,
+    },
     /// Dropped: the checkpoint runs its block again, and this is the place among what that saves.
     Recomputed {
         checkpoint: u32,
@@ -180,6 +314,8 @@ pub(crate) struct Checkpoint {
     pub(crate) layer: u32,
     pub(crate) input: Variable,
     pub(crate) kept_input: SavedTensor,
+    /// Further arguments, which live as long as the input.
+    pub(crate) held: Vec<Tensor>,
     /// Saved tensors that refer to this checkpoint; the last one releases the input.
     pub(crate) unreleased: u32,
     /// What running the block again saved, until it is taken.
@@ -212,6 +348,21 @@ pub(crate) struct Graph {
     pub(crate) length: u32,
     /// Sequences, or images, of this pass.
     pub(crate) sequences: u32,
+    /// Variables that keep their gradient, and these gradients.
+    pub(crate) leaves: Vec<Tensor>,
+    /// Further arguments of blocks, for those that run again.
+    pub(crate) arguments: Vec<Variable>,
     /// Tokens of every expert of every layer in this pass, for a mixture of experts.
     pub(crate) expert_tokens: Vec<u32>,
+    /// Keys and values of earlier passes, for models that answer.
+    pub(crate) cache: Option<KeyValueCache>,
+}
+
+/// Keys and values of all tokens so far.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct KeyValueCache {
+    /// Tokens per sequence, those of this pass included.
+    pub(crate) tokens: u32,
+    /// Keys and values of every layer that has run.
+    pub(crate) layers: Vec<[Tensor; 2]>,
 }

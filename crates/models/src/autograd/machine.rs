@@ -32,6 +32,22 @@ pub(crate) trait ModelArchitecture: Send + Sync {
     /// A forward pass, from a batch to the loss or the logits.
     fn forward(&self, machine: &mut TensorMachine, batch: TrainingBatch, result: ForwardResult) -> Variable;
 
+    /// The weights in the order in which the optimizer gets them: modules list their own weights before those of their
+    /// parts, and move them to the device after those.
+    fn update_order(&self) -> Vec<WeightId> {
+        (0..self.weights().len() as WeightId).collect()
+    }
+
+    /// The weights in the order of their names, in which a quantised model is loaded.
+    fn load_order(&self) -> Vec<WeightId> {
+        (0..self.weights().len() as WeightId).collect()
+    }
+
+    /// Whether a batch is one object: then the old one is released when all of the new one is there.
+    fn has_whole_batches(&self) -> bool {
+        false
+    }
+
     /// Runs a block again for its checkpoint, until everything is saved that was saved the first time.
     fn recompute_block(&self, machine: &mut TensorMachine, layer: u32, input: Variable);
 }
@@ -88,6 +104,15 @@ pub(crate) struct TensorMachine {
     /// References and size of each block, by slot.
     references: Vec<u32>,
     sizes: Vec<u64>,
+    /// Whether a block is known by a view of it only, by slot. The view holds the tensor that it is a view of, so
+    /// autograd does not add to it in place.
+    is_viewed: Vec<bool>,
+    /// Whether a checkpoint that runs again has everything it needs: the rest of its block does not run.
+    pub(crate) is_stopped: bool,
+    /// Leaves of a graph that has run backward: its loss still holds them.
+    pub(crate) leaves: Vec<Tensor>,
+    /// How many gradients each weight still gets in this backward pass.
+    pub(crate) gradients_left: Vec<u16>,
     /// By layer (the first row is for no layer) and category.
     tags: Vec<[Option<TagId>; Category::ALL.len()]>,
     has_workspace: [bool; 2],
@@ -118,6 +143,10 @@ impl TensorMachine {
             garbage: GarbageCollector::default(),
             references: Vec::new(),
             sizes: Vec::new(),
+            is_viewed: Vec::new(),
+            is_stopped: false,
+            leaves: Vec::new(),
+            gradients_left: Vec::new(),
             tags: Vec::new(),
             has_workspace: [false; 2],
             has_fused_workspace: [false; 2],
@@ -127,15 +156,20 @@ impl TensorMachine {
 
     /// A new tensor with one reference.
     pub(crate) fn alloc(&mut self, bytes: u64, category: Category) -> Tensor {
+        if self.is_stopped {
+            return Tensor::NONE;
+        }
         let tag = self.tag(category);
         let slot = self.trace.alloc(bytes, StreamId::DEFAULT, tag);
         let place = slot as usize;
         if place >= self.references.len() {
             self.references.resize(place + 1, 0);
             self.sizes.resize(place + 1, 0);
+            self.is_viewed.resize(place + 1, false);
         }
         self.references[place] = 1;
         self.sizes[place] = bytes;
+        self.is_viewed[place] = false;
         Tensor(slot)
     }
 
@@ -146,13 +180,15 @@ impl TensorMachine {
 
     /// Adds a reference.
     pub(crate) fn retain(&mut self, tensor: Tensor) -> Tensor {
-        self.references[tensor.0 as usize] += 1;
+        if let Some(references) = self.references.get_mut(tensor.0 as usize) {
+            *references += 1;
+        }
         tensor
     }
 
     /// Drops a reference; the last one frees the block.
     pub(crate) fn release(&mut self, tensor: Tensor) {
-        let references = &mut self.references[tensor.0 as usize];
+        let Some(references) = self.references.get_mut(tensor.0 as usize) else { return };
         *references -= 1;
         if *references == 0 {
             self.trace.free(tensor.0);
@@ -168,17 +204,29 @@ impl TensorMachine {
 
     /// Whether there is one reference: then the tensor may be written in place.
     pub(crate) fn has_one_reference(&self, tensor: Tensor) -> bool {
-        self.references[tensor.0 as usize] == 1
+        self.references[tensor.0 as usize] == 1 && !self.is_viewed[tensor.0 as usize]
+    }
+
+    /// From now on the tensor is known by a view of it only.
+    pub(crate) fn becomes_view(&mut self, tensor: Tensor) {
+        self.is_viewed[tensor.0 as usize] = true;
     }
 
     /// The size of a tensor.
     pub(crate) fn bytes(&self, tensor: Tensor) -> u64 {
-        self.sizes[tensor.0 as usize]
+        self.sizes.get(tensor.0 as usize).copied().unwrap_or(0)
+    }
+
+    /// The bytes of a variable: those of its tensor, or of its part of it.
+    pub(crate) fn size(&self, variable: Variable) -> u64 {
+        variable.part.unwrap_or_else(|| self.bytes(variable.tensor))
     }
 
     /// Queues work; at most four operands, the result last.
     pub(crate) fn work<const COUNT: usize>(&mut self, work: Work, operands: [Tensor; COUNT]) {
-        self.trace.work(work, StreamId::DEFAULT, &operands.map(|tensor| tensor.0));
+        if !self.is_stopped {
+            self.trace.work(work, StreamId::DEFAULT, &operands.map(|tensor| tensor.0));
+        }
     }
 
     /// Copies a tensor to pinned host memory.
@@ -200,7 +248,7 @@ impl TensorMachine {
 
     /// The workspace that cuBLAS allocates at the first product of each thread and keeps.
     pub(crate) fn ensure_matrix_workspace(&mut self) {
-        if !std::mem::replace(&mut self.has_workspace[self.thread as usize], true) {
+        if !self.is_stopped && !std::mem::replace(&mut self.has_workspace[self.thread as usize], true) {
             self.keep_workspace(MATRIX_WORKSPACE);
         }
     }
@@ -208,7 +256,7 @@ impl TensorMachine {
     /// The same for cuBLASLt, which makes products with a bias.
     pub(crate) fn ensure_fused_matrix_workspace(&mut self) {
         self.ensure_matrix_workspace();
-        if !std::mem::replace(&mut self.has_fused_workspace[self.thread as usize], true) {
+        if !self.is_stopped && !std::mem::replace(&mut self.has_fused_workspace[self.thread as usize], true) {
             self.keep_workspace(FUSED_MATRIX_WORKSPACE);
         }
     }

@@ -19,6 +19,9 @@ mod layers;
 mod machine;
 /// The architectures. Each implements [`ModelArchitecture`](machine::ModelArchitecture) in terms of the layers.
 mod models {
+    pub(crate) mod decoder;
+    pub(crate) mod encoder;
+    pub(crate) mod encoder_decoder;
     pub(crate) mod resnet;
     pub(crate) mod serving;
     pub(crate) mod transformer;
@@ -34,6 +37,13 @@ mod trainer;
 mod weights;
 
 pub(crate) use faults::FAULTY_TRAINING;
-pub(crate) use models::{resnet::RESNET, serving::SERVING, transformer::TRANSFORMER};
+pub(crate) use models::{
+    decoder::{DECODER, GENERATION},
+    encoder::{ENCODER, VISION_ENCODER},
+    encoder_decoder::ENCODER_DECODER,
+    resnet::RESNET,
+    serving::SERVING,
+    transformer::TRANSFORMER,
+};
 pub use numerics::NumericEffect;
 pub(crate) use techniques::{TECHNIQUES, TechniqueWords};

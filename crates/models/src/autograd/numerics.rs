@@ -49,7 +49,7 @@ impl NumericEffect {
             // - bf16_model: an update below half a unit in the last place of a 16-bit weight is lost (Zamirai et al.,
             //   "Revisiting BFloat16 Training", 2021). adam8bit: so are changes of 8-bit states (Dettmers et al., "8-bit
             //   Optimizers via Block-wise Quantization", 2022).
-            // - sgd: another rule. lora: other weights are trained.
+            // - sgd: another rule. lora, qlora: other weights are trained; qlora: and the frozen ones have 4 bits.
             // - zero_fill: optimizers skip a weight whose gradient is None, and update one whose gradient is 0 by its momentum
             //   and weight decay (PyTorch, `Optimizer.zero_grad`).
             // - ddp, zero1, zero2, zero3: every rank has its own batch, so an update uses the samples of all ranks.
@@ -90,13 +90,13 @@ mod tests {
             ("bf16_model", NumericEffect::Training),
             ("zero3:8", NumericEffect::Training),
         ] {
-            assert_eq!(effect("gpt-124m", words), expected, "{words}");
+            assert_eq!(effect("reference-gpt-163m", words), expected, "{words}");
         }
     }
 
     #[test]
     fn micro_batches_change_batch_norm() {
-        assert_eq!(effect("gpt-124m", "accum4"), NumericEffect::Same);
+        assert_eq!(effect("reference-gpt-163m", "accum4"), NumericEffect::Same);
         assert_eq!(effect("resnet-50", "accum4"), NumericEffect::Training);
         assert_eq!(effect("resnet-50", "offload,tf32"), NumericEffect::Rounding);
     }

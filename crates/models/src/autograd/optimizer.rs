@@ -15,7 +15,10 @@ const FEWEST_IN_8_BITS: u64 = 4096;
 impl TensorMachine {
     /// Updates every weight that has a gradient.
     pub(crate) fn optimizer_step(&mut self) {
-        let updated: Vec<WeightId> = (0..self.weights.len() as WeightId)
+        let model = self.model.clone();
+        let updated: Vec<WeightId> = model
+            .update_order()
+            .into_iter()
             .filter(|&id| self.weights[id as usize].resident_gradient().is_some())
             .collect();
         if self.plan.techniques.offload_optimizer {
@@ -36,8 +39,10 @@ impl TensorMachine {
     /// last weight is updated.
     fn update_with_adam(&mut self, updated: &[WeightId]) {
         let has_master = self.plan.precision == Precision::HalfModel { master_weights: true };
-        let number = if has_master { NumberFormat::Single } else { self.plan.precision.of_weights() };
-        let bytes_of = |machine: &TensorMachine, id: WeightId| machine.shard_elements(id) * number.bytes();
+        let bytes_of = |machine: &TensorMachine, id: WeightId| {
+            let number = if has_master { NumberFormat::Single } else { machine.weight_number(id) };
+            machine.shard_elements(id) * number.bytes()
+        };
         let mut is_first = false;
         for &id in updated {
             if self.weights[id as usize].state.is_empty() {
@@ -149,7 +154,9 @@ impl TensorMachine {
 
     /// Drops the gradients, or fills them with zeros.
     pub(crate) fn zero_gradients(&mut self) {
-        for id in 0..self.weights.len() {
+        let model = self.model.clone();
+        for id in model.update_order() {
+            let id = id as usize;
             let Some(gradient) = self.weights[id].resident_gradient() else { continue };
             if self.plan.techniques.zero_fill {
                 let bytes = self.bytes(gradient);

@@ -13,6 +13,9 @@ pub(crate) const LAYERS: Parameter = Parameter::count("layers", 1..=10_000, "12"
 pub(crate) const WIDTH: Parameter = Parameter::count("width", 1..=1 << 16, "768", "numbers per token");
 pub(crate) const HEADS: Parameter =
     Parameter::count("heads", 1..=1 << 10, "12", "attention heads; must divide the width");
+pub(crate) const HEAD_WIDTH: Parameter =
+    Parameter::count("head_width", 0..=1 << 12, "0", "numbers of a head; 0: the width over the heads");
+pub(crate) const FFN: Parameter = Parameter::count("ffn", 1..=1 << 20, "3072", "numbers per token inside the MLP");
 pub(crate) const VOCABULARY: Parameter = Parameter::count("vocab", 1..=1 << 20, "50257", "different tokens");
 pub(crate) const CONTEXT: Parameter =
     Parameter::count("context", 1..=MOST_TOKENS, "1024", "longest sequence, in tokens");
@@ -77,7 +80,7 @@ impl ModelShape {
         if min_length > context {
             return Err(parameters.refuse(format!("min_length ({min_length}) must not exceed the context ({context})")));
         }
-        let mixture = read_mixture(parameters)?;
+        let mixture = if parameters.declares(EXPERTS.name) { read_mixture(parameters)? } else { None };
         Ok(ModelShape { min_length: if min_length == 0 { context } else { min_length }, mixture, ..shape })
     }
 
@@ -89,7 +92,9 @@ impl ModelShape {
     ) -> Result<ModelShape, WorkloadError> {
         let count = |parameter: &Parameter| parameters.count(parameter.name);
         let (width, heads) = (count(&WIDTH)?, count(&HEADS)?);
-        if !width.is_multiple_of(heads) {
+        // Some models set the width of a head by itself.
+        let has_head_width = parameters.declares(HEAD_WIDTH.name) && count(&HEAD_WIDTH)? > 0;
+        if !has_head_width && !width.is_multiple_of(heads) {
             return Err(parameters.refuse(format!("{heads} heads do not divide a width of {width}")));
         }
         let (layers, vocabulary) = (count(&LAYERS)?, count(&VOCABULARY)?);
@@ -144,6 +149,32 @@ impl TrainingPlan {
         let plan = TrainingPlan { shape, precision, techniques };
         plan.check().map_err(|reason| parameters.refuse(reason))?;
         Ok(plan)
+    }
+
+    /// Refuses 4-bit weights, which only models of transformers have.
+    pub(crate) fn refuse_quantized(&self) -> Result<(), String> {
+        match self.techniques.quantized {
+            true => Err("technique 'qlora' is modelled for llama and mistral only".to_owned()),
+            false => Ok(()),
+        }
+    }
+
+    /// Refuses techniques that the models of transformers do not follow yet: their memory would be wrong.
+    pub(crate) fn refuse_unmodelled(&self, has_adapters: bool) -> Result<(), String> {
+        let techniques = &self.techniques;
+        let refused = [
+            ("qlora", techniques.quantized && !has_adapters),
+            ("lora", techniques.lora_rank.is_some() && !has_adapters),
+            ("chunked_loss", techniques.loss_chunks.is_some()),
+            ("inplace", techniques.in_place),
+            ("tensor_parallel", techniques.tensor_ranks > 1),
+            ("pipeline", techniques.pipeline_stages > 1),
+            ("offload_component", techniques.offload_embeddings),
+        ];
+        match refused.into_iter().find(|(_, is_set)| *is_set) {
+            Some((word, _)) => Err(format!("technique '{word}' is not modelled for this model yet")),
+            None => Ok(()),
+        }
     }
 
     /// Sequences of one micro-batch.

@@ -14,7 +14,7 @@ use super::{
 use oomph_trace::{BlockSlot, Category};
 
 /// The most tensors that one node saves.
-const MOST_SAVED: usize = 7;
+const MOST_SAVED: usize = 8;
 
 /// The tensors that a node saved and the edges of its inputs, during its backward.
 pub(crate) struct UnpackedTensors {
@@ -53,26 +53,45 @@ impl TensorMachine {
             SavingMode::Keep => SavedTensor::Kept(self.retain(tensor)),
             SavingMode::ToHost => self.pack(tensor, view),
             SavingMode::Drop(checkpoint) => {
-                let checkpoint_state = &mut self.graph.checkpoints[checkpoint as usize];
-                let place = checkpoint_state.unreleased;
-                checkpoint_state.unreleased += 1;
+                let place = self.count_dropped(checkpoint);
                 SavedTensor::Recomputed { checkpoint, place }
             }
+            SavingMode::Collect(_) if self.is_stopped => return,
             SavingMode::Collect(checkpoint) => {
                 let held = self.retain(tensor);
-                self.graph.checkpoints[checkpoint as usize].recomputed.push(Some(held));
+                self.collect(checkpoint, Some(held));
                 return;
             }
         };
         self.graph.saved.push(saved);
     }
 
+    /// Counts a tensor that a checkpoint does not keep; its place among them.
+    fn count_dropped(&mut self, checkpoint: u32) -> u32 {
+        let checkpoint = &mut self.graph.checkpoints[checkpoint as usize];
+        checkpoint.unreleased += 1;
+        checkpoint.unreleased - 1
+    }
+
+    /// Notes what a checkpoint that runs again saves. The last tensor that is needed ends the run
+    /// (`_StopRecomputationError`).
+    fn collect(&mut self, checkpoint: u32, saved: Option<Tensor>) {
+        let checkpoint = &mut self.graph.checkpoints[checkpoint as usize];
+        checkpoint.recomputed.push(saved);
+        self.is_stopped = checkpoint.recomputed.len() == checkpoint.unreleased as usize;
+    }
+
     /// Saves a weight for backward: it is live anyway, and only offloading copies it.
     pub(crate) fn save_weight(&mut self, weight: WeightId, is_transposed: bool) {
         let saved = match (self.saving, self.weights[weight as usize].tensor) {
+            (SavingMode::Collect(checkpoint), _) if !self.is_stopped => return self.collect(checkpoint, None),
             (SavingMode::Off | SavingMode::Collect(_), _) => return,
+            (SavingMode::Drop(checkpoint), _) => {
+                self.count_dropped(checkpoint);
+                SavedTensor::WeightOf { checkpoint, weight }
+            }
             (SavingMode::ToHost, Some(tensor)) => self.pack(tensor, is_transposed.then(|| self.bytes(tensor))),
-            (SavingMode::Keep | SavingMode::Drop(_) | SavingMode::ToHost, _) => SavedTensor::Weight(weight),
+            (SavingMode::Keep | SavingMode::ToHost, _) => SavedTensor::Weight(weight),
         };
         self.graph.saved.push(saved);
     }
@@ -106,7 +125,7 @@ impl TensorMachine {
             Some(Some(place)) => VariableOrigin::Recorded(place),
             Some(None) => VariableOrigin::Recomputed,
         };
-        Variable { tensor, number, origin }
+        Variable { tensor, number, origin, part: None }
     }
 
     /// Adds a node to the graph. Nothing while a checkpoint runs again: its nodes exist already.
@@ -138,6 +157,17 @@ impl TensorMachine {
         Some(first_gradient)
     }
 
+    /// A variable that gets a gradient although no operator made it (`requires_grad_`).
+    pub(crate) fn with_gradient(&mut self, variable: Variable) -> Variable {
+        if !self.records(true) || variable.needs_gradient() {
+            return variable;
+        }
+        let held = self.retain(variable.tensor);
+        self.graph.leaves.push(held);
+        let place = self.record(GraphOperation::Leaf, &[], 1);
+        Variable { origin: place.map_or(VariableOrigin::Recomputed, VariableOrigin::Recorded), ..variable }
+    }
+
     /// Restores the tensors that a node saved.
     pub(crate) fn unpack(&mut self, node: &GraphNode) -> UnpackedTensors {
         let (tensors, is_copy) = ([None; MOST_SAVED], [false; MOST_SAVED]);
@@ -148,6 +178,10 @@ impl TensorMachine {
                 SavedTensor::Kept(tensor) => (Some(tensor), false),
                 SavedTensor::Weight(weight) => (self.weights[weight as usize].tensor, false),
                 SavedTensor::OnHost { buffer, bytes } => (Some(self.restore_from_host(buffer, bytes)), true),
+                SavedTensor::WeightOf { checkpoint, weight } => {
+                    self.ensure_recomputed(checkpoint);
+                    (self.weights[weight as usize].tensor, false)
+                }
                 SavedTensor::Recomputed { checkpoint, place } => (self.take_recomputed(checkpoint, place), true),
                 SavedTensor::Released => (None, false),
             };
@@ -179,7 +213,9 @@ impl TensorMachine {
         match saved {
             SavedTensor::Kept(tensor) => self.release(tensor),
             SavedTensor::OnHost { buffer, bytes } => self.return_host_buffer(buffer, bytes),
-            SavedTensor::Recomputed { checkpoint, .. } => self.leave_checkpoint(checkpoint),
+            SavedTensor::Recomputed { checkpoint, .. } | SavedTensor::WeightOf { checkpoint, .. } => {
+                self.leave_checkpoint(checkpoint);
+            }
             SavedTensor::Weight(_) | SavedTensor::Released => {}
         }
     }
@@ -205,19 +241,45 @@ impl TensorMachine {
         SavedTensor::OnHost { buffer, bytes }
     }
 
+    /// Runs a block, under a checkpoint where the techniques say so. A checkpoint also keeps the further arguments of the
+    /// block.
+    pub(crate) fn checkpointed(
+        &mut self,
+        layer: u32,
+        input: Variable,
+        arguments: impl IntoIterator<Item = Tensor>,
+        block: impl FnOnce(&mut TensorMachine) -> Variable,
+    ) -> Variable {
+        let every = self.plan.techniques.checkpoint_every.filter(|_| self.saving != SavingMode::Off);
+        if !every.is_some_and(|every| layer.is_multiple_of(every)) {
+            return block(self);
+        }
+        let outer = self.begin_checkpoint(layer, input, arguments);
+        let output = block(self);
+        self.end_checkpoint(outer);
+        output
+    }
+
     /// Opens a checkpoint over a block. Until [`TensorMachine::end_checkpoint`] only the input is saved, in the mode that
     /// applies outside.
-    pub(crate) fn begin_checkpoint(&mut self, layer: u32, input: Variable) -> SavingMode {
+    fn begin_checkpoint(
+        &mut self,
+        layer: u32,
+        input: Variable,
+        arguments: impl IntoIterator<Item = Tensor>,
+    ) -> SavingMode {
         let kept_input = if self.saving == SavingMode::ToHost {
             self.pack(input.tensor, None)
         } else {
             SavedTensor::Kept(self.retain(input.tensor))
         };
+        let held = arguments.into_iter().map(|argument| self.retain(argument)).collect();
         let checkpoint = self.graph.checkpoints.len() as u32;
         self.graph.checkpoints.push(Checkpoint {
             layer,
             input,
             kept_input,
+            held,
             unreleased: 0,
             recomputed: Vec::new(),
             is_recomputed: false,
@@ -226,29 +288,43 @@ impl TensorMachine {
     }
 
     /// Returns to the saving mode from before the checkpoint.
-    pub(crate) fn end_checkpoint(&mut self, outer: SavingMode) {
+    fn end_checkpoint(&mut self, outer: SavingMode) {
         self.saving = outer;
-        if let Some(&Checkpoint { unreleased: 0, kept_input, .. }) = self.graph.checkpoints.last() {
-            self.release_saved_tensor(kept_input);
+        if let Some(&Checkpoint { unreleased: 0, .. }) = self.graph.checkpoints.last() {
+            self.release_checkpoint(self.graph.checkpoints.len() - 1);
+        }
+    }
+
+    /// Releases the input of a checkpoint and its further arguments.
+    fn release_checkpoint(&mut self, place: usize) {
+        let checkpoint = &mut self.graph.checkpoints[place];
+        let (kept_input, held) = (checkpoint.kept_input, std::mem::take(&mut checkpoint.held));
+        self.release_saved_tensor(kept_input);
+        for argument in held {
+            self.release(argument);
         }
     }
 
     /// What running the block again saved at this place; the first call runs it.
     fn take_recomputed(&mut self, checkpoint: u32, place: u32) -> Option<Tensor> {
-        if !std::mem::replace(&mut self.graph.checkpoints[checkpoint as usize].is_recomputed, true) {
-            self.recompute(checkpoint);
-        }
+        self.ensure_recomputed(checkpoint);
         let recomputed = &mut self.graph.checkpoints[checkpoint as usize].recomputed;
         recomputed.get_mut(place as usize).and_then(Option::take)
     }
 
+    fn ensure_recomputed(&mut self, checkpoint: u32) {
+        if !std::mem::replace(&mut self.graph.checkpoints[checkpoint as usize].is_recomputed, true) {
+            self.recompute(checkpoint);
+        }
+    }
+
     /// Releases one saved tensor of the checkpoint; the last one releases the input.
     fn leave_checkpoint(&mut self, checkpoint: u32) {
-        let checkpoint = &mut self.graph.checkpoints[checkpoint as usize];
+        let place = checkpoint as usize;
+        let checkpoint = &mut self.graph.checkpoints[place];
         checkpoint.unreleased -= 1;
         if checkpoint.unreleased == 0 {
-            let kept_input = checkpoint.kept_input;
-            self.release_saved_tensor(kept_input);
+            self.release_checkpoint(place);
         }
     }
 
@@ -274,6 +350,7 @@ impl TensorMachine {
         let outer = std::mem::replace(&mut self.saving, SavingMode::Collect(checkpoint));
         let model = self.model.clone();
         model.recompute_block(self, layer, Variable { tensor, origin, ..input });
+        self.is_stopped = false;
         self.saving = outer;
         self.release(tensor);
     }

@@ -13,7 +13,7 @@ pub(crate) const TECHNIQUES: Parameter = Parameter::words(
     "",
     "memory-saving techniques: amp, fp16, bf16_model, bf16_master, tf32, ckpt, ckpt2, accum2, accum4, accum8, \
      offload, offload_optimizer, offload_params, offload_component, inplace, zero_fill, empty_cache[:n|forward|backward|\
-     step|phase], gc[:n], sgd, adam8bit, chunked_loss[:n], lora[:rank], ddp[:n], zero1:n, zero2:n, zero3:n, \
+     step|phase], gc[:n], sgd, adam8bit, chunked_loss[:n], lora[:rank], qlora[:rank], ddp[:n], zero1:n, zero2:n, zero3:n, \
      tensor_parallel:n, pipeline:n",
 );
 /// An older name of the words for number formats.
@@ -98,6 +98,14 @@ impl Precision {
         self == Precision::Autocast(HalfFormat::Ieee)
     }
 
+    /// The format of what attention attends to.
+    pub(crate) fn of_attended(self) -> NumberFormat {
+        match self {
+            Precision::Single { .. } => NumberFormat::Single,
+            Precision::Autocast(_) | Precision::HalfModel { .. } => NumberFormat::Half,
+        }
+    }
+
     /// The format that attention runs in: its kernels for single precision do not use tf32.
     pub(crate) fn of_attention(self, number: NumberFormat) -> Dtype {
         match number {
@@ -170,6 +178,8 @@ pub(crate) struct Techniques {
     pub(crate) optimizer: Optimizer,
     pub(crate) loss_chunks: Option<u32>,
     pub(crate) lora_rank: Option<u32>,
+    /// Frozen weights have 4 bits.
+    pub(crate) quantized: bool,
     pub(crate) data_parallel: DataParallel,
     pub(crate) tensor_ranks: u32,
     pub(crate) pipeline_stages: u32,
@@ -191,6 +201,7 @@ impl Default for Techniques {
             optimizer: Optimizer::AdamW,
             loss_chunks: None,
             lora_rank: None,
+            quantized: false,
             data_parallel: DataParallel::Alone,
             tensor_ranks: 1,
             pipeline_stages: 1,
@@ -273,8 +284,12 @@ impl TechniqueWords {
 }
 
 /// Words of which only one can be given.
-const EXCLUSIVE: [&[&str]; 3] =
-    [&["amp", "fp16", "bf16_model", "bf16_master"], &["sgd", "adam8bit"], &["ddp", "zero1", "zero2", "zero3"]];
+const EXCLUSIVE: [&[&str]; 4] = [
+    &["amp", "fp16", "bf16_model", "bf16_master"],
+    &["sgd", "adam8bit"],
+    &["ddp", "zero1", "zero2", "zero3"],
+    &["lora", "qlora"],
+];
 
 /// The techniques read so far, and the words that set them.
 #[derive(Default)]
@@ -312,6 +327,10 @@ impl TechniqueParser {
             "gc" => techniques.collect_garbage_every = Some(count(word, argument, 1, Some(1))?),
             "chunked_loss" => techniques.loss_chunks = Some(count(word, argument, 2, Some(8))?),
             "lora" => techniques.lora_rank = Some(count(word, argument, 1, Some(8))?),
+            "qlora" => {
+                techniques.lora_rank = Some(count(word, argument, 1, Some(8))?);
+                techniques.quantized = true;
+            }
             "ddp" => {
                 techniques.data_parallel = DataParallel::Replicated { ranks: count(word, argument, 2, Some(8))? };
             }
@@ -328,7 +347,8 @@ impl TechniqueParser {
                 (None, None) => {}
             },
         }
-        let takes_argument = ["empty_cache", "gc", "chunked_loss", "lora", "ddp", "tensor_parallel", "pipeline"];
+        let takes_argument =
+            ["empty_cache", "gc", "chunked_loss", "lora", "qlora", "ddp", "tensor_parallel", "pipeline"];
         if argument.is_some() && !takes_argument.contains(&name) && !name.starts_with("zero") {
             return Err(format!("technique '{name}' takes no argument"));
         }
@@ -391,7 +411,7 @@ mod tests {
     use oomph_trace::Trace;
 
     fn refusal(techniques: &str) -> String {
-        let recipe = Recipe::named("gpt-124m").unwrap().with("techniques", techniques);
+        let recipe = Recipe::named("reference-gpt-163m").unwrap().with("techniques", techniques);
         recipe.workload().err().unwrap().to_string()
     }
 
@@ -399,14 +419,16 @@ mod tests {
     fn every_word_is_known() {
         for word in super::known_words() {
             let needs_ranks = ["zero1", "zero2", "zero3", "tensor_parallel", "pipeline"].contains(&word);
+            // bitsandbytes is used with models of transformers.
+            let model = if word == "qlora" { "llama-2-7b" } else { "reference-gpt-163m" };
             let word = if needs_ranks { format!("{word}:4") } else { word.to_owned() };
-            let recipe = Recipe::named("gpt-124m").unwrap().with("techniques", &word);
+            let recipe = Recipe::named(model).unwrap().with("techniques", &word);
             assert!(recipe.workload().is_ok(), "{word}: {:?}", recipe.workload().err());
         }
         for word in
             ["gc:10", "empty_cache:3", "empty_cache:phase", "lora:16", "chunked_loss:4", "ddp:2", "accum2,ckpt3"]
         {
-            assert!(Recipe::named("gpt-124m").unwrap().with("techniques", word).workload().is_ok(), "{word}");
+            assert!(Recipe::named("reference-gpt-163m").unwrap().with("techniques", word).workload().is_ok(), "{word}");
         }
     }
 
@@ -439,25 +461,30 @@ mod tests {
             ("tensor_parallel:5", "5 ranks of tensor_parallel do not divide 12 heads"),
             ("pipeline:5", "5 stages of pipeline do not divide 12 layers"),
             ("accum3", "3 micro-batches do not divide 8 sequences"),
+            ("lora,qlora", "'lora' and 'qlora' contradict: only one of them can be set"),
+            ("qlora", "technique 'qlora' is modelled for llama and mistral only"),
             ("accum0", "'accum0' takes a whole number from 1"),
             (
                 "empty_cache:often",
                 "'empty_cache:often' is none of empty_cache:N (steps), :forward, :backward, :step and :phase",
             ),
         ] {
-            assert_eq!(refusal(techniques), format!("workload 'gpt-124m': {reason}"));
+            assert_eq!(refusal(techniques), format!("workload 'reference-gpt-163m': {reason}"));
         }
     }
 
     #[test]
     fn precision_and_optimizer_parameters_count_as_words() {
         let with = |key, value, techniques| {
-            Recipe::named("gpt-124m").unwrap().with(key, value).with("techniques", techniques).workload()
+            Recipe::named("reference-gpt-163m").unwrap().with(key, value).with("techniques", techniques).workload()
         };
         assert!(with("precision", "amp", "ckpt").is_ok());
         assert!(with("optimizer", "sgd", "").is_ok());
         let error = with("optimizer", "sgd", "adam8bit").err().unwrap().to_string();
-        assert_eq!(error, "workload 'gpt-124m': 'sgd' and 'adam8bit' contradict: only one of them can be set");
+        assert_eq!(
+            error,
+            "workload 'reference-gpt-163m': 'sgd' and 'adam8bit' contradict: only one of them can be set"
+        );
         let error = with("precision", "fp8", "").err().unwrap().to_string();
         assert_eq!(
             error,
@@ -465,13 +492,16 @@ mod tests {
              'fp8'"
         );
         let error = with("precision", "fp32", "ckpt,amp").err().unwrap().to_string();
-        assert_eq!(error, "workload 'gpt-124m': 'precision=fp32' and 'amp' contradict: only one of them can be set");
+        assert_eq!(
+            error,
+            "workload 'reference-gpt-163m': 'precision=fp32' and 'amp' contradict: only one of them can be set"
+        );
         assert!(with("optimizer", "adamw", "amp").is_ok(), "a default contradicts its own kind only");
     }
 
     #[test]
     fn older_names_have_the_same_meaning_and_a_note() {
-        let gpt = || Recipe::named("gpt-124m").unwrap();
+        let gpt = || Recipe::named("reference-gpt-163m").unwrap();
         for (older, words, note) in [
             (gpt().with("precision", "amp"), "amp", "'precision=amp' is an older name; write techniques=amp"),
             (gpt().with("optimizer", "sgd"), "sgd", "'optimizer=sgd' is an older name; write techniques=sgd"),
@@ -498,7 +528,7 @@ mod tests {
 
     #[test]
     fn list_is_a_text_or_an_array() {
-        let gpt = || Recipe::named("gpt-124m").unwrap();
+        let gpt = || Recipe::named("reference-gpt-163m").unwrap();
         assert!(gpt().with("techniques", "[\"amp\", \"ckpt\"]").workload().is_ok());
         assert!(gpt().with("techniques", " amp , ckpt ").workload().is_ok());
         assert!(gpt().with("techniques", "[1.5]").workload().is_err());

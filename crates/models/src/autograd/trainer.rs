@@ -160,6 +160,14 @@ impl Trainer {
     fn replace_batch(&mut self, length: u32, before: Option<TrainingBatch>) -> TrainingBatch {
         (self.machine.graph.sequences, self.machine.graph.length) = (self.machine.plan.micro_batch(), length);
         let (of_input, of_targets) = self.machine.model.batch_bytes(&self.machine);
+        if self.machine.model.has_whole_batches() {
+            let input = self.machine.copy_in(of_input, Category::Input);
+            let targets = of_targets.map(|bytes| self.machine.copy_in(bytes, Category::Input));
+            if let Some(before) = before {
+                self.release_batch(before);
+            }
+            return TrainingBatch { input, targets };
+        }
         let mut replace = |bytes, before: Option<Tensor>| {
             let tensor = self.machine.copy_in(bytes, Category::Input);
             if let Some(before) = before {
@@ -198,6 +206,10 @@ impl Trainer {
         if self.machine.plan.has_head() {
             let held = self.machine.retain(output.value.tensor);
             if let Some(before) = self.loss.replace(held) {
+                // The old loss holds its graph.
+                for leaf in std::mem::take(&mut self.machine.leaves).into_iter().rev() {
+                    self.machine.release(leaf);
+                }
                 self.machine.release(before);
             }
         }

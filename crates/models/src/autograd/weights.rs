@@ -7,7 +7,7 @@
 use super::{
     graph::{GradientEdge, GraphNode, Tensor, Variable, WeightId},
     machine::TensorMachine,
-    techniques::DataParallel,
+    techniques::{DataParallel, NumberFormat},
 };
 use oomph_base::MIB;
 use oomph_trace::{BlockSlot, Category, CollectiveKind, MarkKind};
@@ -24,6 +24,12 @@ pub(crate) struct DeclaredWeight {
     pub(crate) trainable: bool,
     /// Whether it is looked up row by row, and can therefore stay on the host.
     pub(crate) is_embedding: bool,
+    /// Its format, where it is not that of all weights.
+    pub(crate) number: Option<NumberFormat>,
+    /// Whether it belongs to the model without being one of its parameters.
+    pub(crate) is_buffer: bool,
+    /// Whether it is kept in 4 bits.
+    pub(crate) is_quantized: bool,
 }
 
 /// The weights that a model has declared so far.
@@ -37,9 +43,30 @@ pub(crate) struct WeightList {
 impl WeightList {
     /// Declares the next weight.
     pub(crate) fn declare(&mut self, elements: u64, trainable: bool) -> WeightId {
-        self.declared.push(DeclaredWeight { elements, layer: self.layer, trainable, is_embedding: false });
+        self.declared.push(DeclaredWeight {
+            elements,
+            layer: self.layer,
+            trainable,
+            is_embedding: false,
+            number: None,
+            is_buffer: false,
+            is_quantized: false,
+        });
         (self.declared.len() - 1) as WeightId
     }
+
+    /// Declares a buffer: it has no gradient. Its format may be its own.
+    pub(crate) fn declare_buffer(&mut self, elements: u64, number: Option<NumberFormat>) -> WeightId {
+        let id = self.declare(elements, false);
+        let declared = &mut self.declared[id as usize];
+        (declared.number, declared.is_buffer) = (number, true);
+        id
+    }
+}
+
+/// The number of parameters of a model with these weights.
+pub(crate) fn parameter_count(weights: &[DeclaredWeight]) -> u64 {
+    weights.iter().filter(|weight| !weight.is_buffer).map(|weight| weight.elements).sum()
 }
 
 /// A loaded weight and what belongs to it.
@@ -52,10 +79,14 @@ pub(crate) struct WeightState {
     /// This rank's part, where the whole is gathered only while it is used.
     pub(crate) shard: Option<Tensor>,
     pub(crate) elements: u64,
+    /// Its format, where it is not that of all weights.
+    number: Option<NumberFormat>,
     pub(crate) layer: Option<u16>,
     /// Frozen weights have no gradient and no optimizer state.
     pub(crate) trainable: bool,
     pub(crate) gradient: Option<Tensor>,
+    /// The first gradients of this backward pass, until the last one is there: a tied weight gets several.
+    pub(crate) unfinished_gradient: Option<Tensor>,
     /// This rank's part of the gradient, where the whole is scattered as soon as it is complete.
     pub(crate) gradient_shard: Option<Tensor>,
     /// The optimizer's state, from the first step on.
@@ -67,6 +98,12 @@ pub(crate) struct WeightState {
 }
 
 impl WeightState {
+    /// A weight that is not loaded yet.
+    pub(crate) fn of(declared: &DeclaredWeight) -> WeightState {
+        let DeclaredWeight { elements, number, layer, trainable, .. } = *declared;
+        WeightState { elements, number, layer, trainable, ..WeightState::default() }
+    }
+
     /// The tensor that the optimizer updates on this rank.
     pub(crate) fn resident(&self) -> Option<Tensor> {
         self.tensor.or(self.shard)
@@ -81,6 +118,9 @@ impl WeightState {
 impl TensorMachine {
     /// Loads the weights onto the device, or to where they are kept.
     pub(crate) fn load(&mut self) {
+        if self.plan.techniques.quantized {
+            return self.load_quantized();
+        }
         self.trace.mark(MarkKind::Phase, "load", 0);
         let number = self.plan.precision.of_weights();
         let model = self.model.clone();
@@ -88,7 +128,7 @@ impl TensorMachine {
             self.layer = declared.layer;
             let is_sharded = self.gathers_weights();
             let elements = if is_sharded { self.part_of(declared.elements) } else { declared.elements };
-            let bytes = elements * number.bytes();
+            let bytes = elements * declared.number.unwrap_or(number).bytes();
             let techniques = &self.plan.techniques;
             let is_on_host = (techniques.offload_weights && declared.layer.is_some())
                 || (techniques.offload_embeddings && declared.is_embedding);
@@ -101,14 +141,16 @@ impl TensorMachine {
                 tensor: tensor.filter(|_| !is_sharded),
                 home,
                 shard: tensor.filter(|_| is_sharded),
-                elements: declared.elements,
-                layer: declared.layer,
-                trainable: declared.trainable,
-                ..WeightState::default()
+                ..WeightState::of(declared)
             });
         }
         self.layer = None;
         self.allocate_buckets();
+    }
+
+    /// The format of a weight and its gradient.
+    pub(crate) fn weight_number(&self, id: WeightId) -> NumberFormat {
+        self.weights[id as usize].number.unwrap_or(self.plan.precision.of_weights())
     }
 
     /// Called before a block's forward: makes its weights available.

@@ -36,6 +36,7 @@ pub(crate) const HOT_PAIR: GeneratorEntry = GeneratorEntry {
             }
         }))
     },
+    count_weights: None,
 };
 
 /// A fixed number of places; each step replaces the block in a random place by a block of a random size.
@@ -70,6 +71,7 @@ pub(crate) const MIX: GeneratorEntry = GeneratorEntry {
             }
         }))
     },
+    count_weights: None,
 };
 
 /// Every block is followed by a kernel on its stream, so that streams are busy while the host runs ahead. A share of the
@@ -124,6 +126,7 @@ pub(crate) const STREAM_MIX: GeneratorEntry = GeneratorEntry {
             }
         }))
     },
+    count_weights: None,
 };
 
 /// `least` and every following 64th of an octave up to `most`.

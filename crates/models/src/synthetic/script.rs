@@ -56,6 +56,7 @@ pub(crate) const SCRIPT: GeneratorEntry = GeneratorEntry {
             }
         }))
     },
+    count_weights: None,
 };
 
 /// Larger than any device: a block that grows beyond it is a mistake in the recipe.

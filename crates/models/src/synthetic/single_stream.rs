@@ -59,6 +59,7 @@ pub(crate) const RANDOM: GeneratorEntry = GeneratorEntry {
             }
         }))
     },
+    count_weights: None,
 };
 
 /// Most blocks are small and short-lived, a few are huge, a few stay. Lifetimes are counted in allocations.
@@ -104,6 +105,7 @@ pub(crate) const POWER_LAW: GeneratorEntry = GeneratorEntry {
             }
         }))
     },
+    count_weights: None,
 };
 
 /// The same random requests in every round, with nothing live in between: a query that a data engine runs again.
@@ -174,6 +176,7 @@ pub(crate) const ROUNDS: GeneratorEntry = GeneratorEntry {
             }
         }))
     },
+    count_weights: None,
 };
 
 /// Memory ramps up in growing blocks, drops, and ramps up again.
@@ -220,6 +223,7 @@ pub(crate) const SAWTOOTH: GeneratorEntry = GeneratorEntry {
             }
         }))
     },
+    count_weights: None,
 };
 
 /// Fills memory, frees every second block, allocates blocks of twice the size.
@@ -269,6 +273,7 @@ pub(crate) const CHECKERBOARD: GeneratorEntry = GeneratorEntry {
             }
         }))
     },
+    count_weights: None,
 };
 
 /// Live blocks, from which a random one can be freed.

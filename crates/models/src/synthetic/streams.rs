@@ -72,6 +72,7 @@ pub(crate) const STREAMS: GeneratorEntry = GeneratorEntry {
             }
         }))
     },
+    count_weights: None,
 };
 
 fn free_oldest(held: &mut VecDeque<BlockSlot>, keep: usize, trace: &mut TraceBuilder) {

@@ -12,6 +12,7 @@ mod elementwise;
 mod recognise;
 mod reduce;
 
+pub use concatenate::written_bytes as concatenated_bytes;
 pub use recognise::{Recipe, largest_parameter};
 
 use crate::{arguments::In, state::Shadow};
@@ -34,6 +35,7 @@ pub fn compute(shadow: &mut Shadow, recipe: &Recipe, grid: [u32; 3], arguments: 
         Recipe::Range => elementwise::range(&mut shadow.values, arguments),
         Recipe::Reduction(recipe) => reduce::compute(&mut shadow.values, recipe, arguments),
         Recipe::NonzeroCount(element) => return reduce::count(&mut shadow.values, *element, arguments),
+        Recipe::Scan(kind) => reduce::scan(&mut shadow.values, *kind, arguments),
         Recipe::Concatenation(recipe) => concatenate::compute(&mut shadow.values, recipe, grid[1], arguments),
     };
     if done.is_some() { Computed::Done } else { Computed::No }

@@ -15,6 +15,17 @@ pub enum Recipe {
     /// The count of nonzero elements of a type.
     NonzeroCount(Element),
     Concatenation(ConcatenationRecipe),
+    /// Sums along rows of 64-bit integers (`cumsum`).
+    Scan(ScanKind),
+}
+
+/// How the rows of a sum are passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScanKind {
+    /// Output, input, rows and columns (`ScanUtils.cuh`).
+    Rows,
+    /// One row, by cub: input, output, and the number of elements behind four others.
+    Flat,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +105,8 @@ pub struct ConcatenationRecipe {
     pub dimensions: usize,
     /// How many inputs one launch can take.
     pub batch: usize,
+    /// Whether each input has sizes and strides of its own.
+    pub has_strides: bool,
 }
 
 impl Recipe {
@@ -107,6 +120,13 @@ impl Recipe {
         }
         if name.contains("DeviceReduce") {
             return template_argument(name, "NonZeroOp").map(Recipe::NonzeroCount);
+        }
+        if name.contains("tensor_kernel_scan_innermost_dimIlSt4plusIlEE") {
+            return Some(Recipe::Scan(ScanKind::Rows));
+        }
+        if name.contains("DeviceScanKernelI") {
+            let is_inclusive_sum = name.contains("policy_hubIllljSt4plusIlEE") && name.contains("NullTypeEj");
+            return is_inclusive_sum.then_some(Recipe::Scan(ScanKind::Flat));
         }
         if name.contains("elementwise_kernel_with_index") {
             // The fourth type of AT_DISPATCH_ALL_TYPES is a 64-bit integer.
@@ -250,6 +270,18 @@ fn output_type(name: &str) -> Option<Element> {
     (bytes.get(at.checked_sub(2)?) == Some(&b'j')).then(|| Element::from_mangled(bytes[at - 1])).flatten()
 }
 
+/// Dimensions of the output of a `CatArrayBatchedCopy..`, and the bytes of one of its elements.
+pub fn output_form(name: &str) -> Option<(usize, u64)> {
+    // Its sizes count vectors of 16 bytes: `<char, unsigned, dimensions, batch, stride_size, 16, ..>`.
+    if let Some(at) = name.find("CatArrayBatchedCopy_vectorizedI") {
+        let rest = &name[at..];
+        let dimensions = rest[rest.find("jLi")? + "jLi".len()..].split('E').next()?;
+        return Some((dimensions.parse().ok().filter(|count| (1..=4).contains(count))?, 16));
+    }
+    let recipe = concatenation(name)?;
+    Some((recipe.dimensions, recipe.element_bytes))
+}
+
 /// `CatArrayBatchedCopy..<OpaqueType<8u>, unsigned int, dimensions, batch, stride_size, ..>`.
 fn concatenation(name: &str) -> Option<ConcatenationRecipe> {
     // Its sizes count vectors of 16 bytes, and the dimensions behind the concatenated one are joined.
@@ -261,13 +293,15 @@ fn concatenation(name: &str) -> Option<ConcatenationRecipe> {
     let rest = rest.strip_prefix("EEjLi")?;
     let (dimensions, rest) = rest.split_once("ELi")?;
     let (batch, rest) = rest.split_once("ELi")?;
-    // One stride for all inputs: they are contiguous.
-    rest.starts_with("1E").then_some(())?;
-    Some(ConcatenationRecipe {
+    let recipe = ConcatenationRecipe {
         element_bytes: bytes.parse().ok()?,
-        dimensions: dimensions.parse().ok()?,
+        dimensions: dimensions.parse().ok().filter(|count| (1..=4).contains(count))?,
         batch: batch.parse().ok()?,
-    })
+        // One shape for all inputs: they are contiguous.
+        has_strides: !rest.starts_with("1E"),
+    };
+    // Otherwise there is one for each.
+    (!recipe.has_strides || rest.starts_with(&format!("{batch}E"))).then_some(recipe)
 }
 
 #[cfg(test)]
@@ -278,6 +312,8 @@ mod tests {
     const CAST: &str = "_ZN2at6native27unrolled_elementwise_kernelIZZZNS0_23direct_copy_kernel_cudaERNS_18TensorIteratorBaseEENKUlvE1_clEvENKUlvE9_clEvEUlbE_St5arrayIPcLm2EELi4E23TrivialOffsetCalculatorILi1EjESB_NS0_6memory12LoadWithCastILi1EEENSC_13StoreWithCastILi1EEEEEviT_T0_T2_T3_T4_T5_";
     const ALL: &str = "_ZN2at6native13reduce_kernelILi512ELi1ENS0_8ReduceOpIbNS0_14func_wrapper_tIbZZZNS0_15and_kernel_cudaERNS_14TensorIteratorEENKUlvE_clEvENKUlvE10_clEvEUlbbE_EEjbLi4ELi4EEEEEvT1_";
     const CAT: &str = "_ZN2at6native40_GLOBAL__N__0f1a8107_8_Shape_cu_49f7391c35CatArrayBatchedCopy_alignedK_contigINS1_10OpaqueTypeILj8EEEjLi2ELi128ELi1ELi16EEEvPT_NS1_25CatArrInputTensorMetadataIS5_T0_XT2_EXT3_EEENS1_16TensorSizeStrideIS8_Lj4EEEiS8_";
+    const SUM_OF_ROWS: &str = "_ZN2at6native32tensor_kernel_scan_innermost_dimIlSt4plusIlEEEvPT_PKS4_jjjS4_T0_";
+    const SUM_BY_CUB: &str = "_ZN14at_cuda_detail3cub6detail4scan16DeviceScanKernelINS2_10policy_hubIllljSt4plusIlEE10Policy1000EPKlPlNS0_13ScanTileStateIlLb1EEES6_NS0_8NullTypeEjlLb0ESE_EEvT0_T1_T2_iT3_T4_T5_";
     const ARGMAX: &str = "_ZN2at6native13reduce_kernelILi512ELi1ENS0_8ReduceOpIfNS0_9ArgMaxOpsIfEEjlLi4ELi4EEEEEvT1_";
 
     #[test]
@@ -293,9 +329,13 @@ mod tests {
             output: Element::Bool,
         };
         assert_eq!(Recipe::of(ALL), Some(Recipe::Reduction(all)));
-        let cat = ConcatenationRecipe { element_bytes: 8, dimensions: 2, batch: 128 };
+        let cat = ConcatenationRecipe { element_bytes: 8, dimensions: 2, batch: 128, has_strides: false };
         assert_eq!(Recipe::of(CAT), Some(Recipe::Concatenation(cat)));
         assert_eq!(Recipe::of(ARGMAX), None);
+        assert_eq!(Recipe::of(SUM_OF_ROWS), Some(Recipe::Scan(ScanKind::Rows)));
+        assert_eq!(Recipe::of(SUM_BY_CUB), Some(Recipe::Scan(ScanKind::Flat)));
+        // An exclusive sum.
+        assert_eq!(Recipe::of(&SUM_BY_CUB.replace("8NullTypeEj", "10InputValueIlSB_EEj")), None);
         assert_eq!(Recipe::of("ampere_sgemm_128x64_tn"), None);
     }
 

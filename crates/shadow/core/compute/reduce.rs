@@ -3,7 +3,7 @@
 use super::{
     Computed, Offsets, aligned,
     element::{Element, Maybe, Scalar, load, store_all},
-    recognise::{ReductionOperation, ReductionRecipe},
+    recognise::{ReductionOperation, ReductionRecipe, ScanKind},
 };
 use crate::{
     arguments::In,
@@ -127,9 +127,72 @@ pub fn count(values: &mut KeptValues, element: Element, arguments: In<u64>) -> C
     counted().map_or(Computed::No, Computed::Count)
 }
 
+/// Sums along rows of 64-bit integers: an element is the sum of those up to it. Behind one that is not known, none is.
+pub fn scan(values: &mut KeptValues, kind: ScanKind, arguments: In<u64>) -> Option<()> {
+    const ELEMENT: u64 = 8;
+    let pointer = |index: usize| {
+        let word = arguments.get_at(index).and_then(|at| In(at as *const u64).get());
+        word.filter(|&word| is_device_address(word))
+    };
+    let count = |index: usize| arguments.get_at(index).and_then(|at| In(at as *const u32).get()).map(u64::from);
+    let (input, output, rows, columns) = match kind {
+        ScanKind::Rows => (pointer(1)?, pointer(0)?, count(2)?, count(3)?),
+        ScanKind::Flat => (pointer(0)?, pointer(1)?, 1, count(6)?),
+    };
+    if rows == 0 || columns == 0 || rows.checked_mul(columns)?.checked_mul(ELEMENT)? > card().keep {
+        return None;
+    }
+    let sums: Vec<Vec<u8>> =
+        (0..rows).map(|row| known_sums(values, input + row * columns * ELEMENT, columns)).collect();
+    values.forget(output, rows * columns * ELEMENT);
+    for (row, sums) in (0..rows).zip(sums) {
+        if !sums.is_empty() {
+            values.put(output + row * columns * ELEMENT, sums);
+        }
+    }
+    Some(())
+}
+
+/// The sums of a row, as bytes, up to its first unknown element.
+fn known_sums(values: &KeptValues, start: u64, columns: u64) -> Vec<u8> {
+    let element = |column: u64| {
+        let bytes = values.get(start + column * 8, 8)?;
+        Some(i64::from_le_bytes(bytes.try_into().ok()?))
+    };
+    let mut sum = 0_i64;
+    let mut sums = Vec::new();
+    for number in (0..columns).map_while(element) {
+        sum = sum.wrapping_add(number);
+        sums.extend_from_slice(&sum.to_le_bytes());
+    }
+    sums
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sums_along_rows_end_at_unknown_elements() {
+        let device = crate::memory::allocate(1 << 16).unwrap();
+        let mut shadow = crate::state::lock();
+        let row = |numbers: &[i64]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>();
+        shadow.values.put(device, row(&[1, 2, 3]));
+        shadow.values.put(device + 24, row(&[5]));
+        let (pointers, counts) = ([device + 4096, device], [2_u32, 3]);
+        let at = |pointer: *const u64| pointer as u64;
+        let arguments = [
+            at(&raw const pointers[0]),
+            at(&raw const pointers[1]),
+            &raw const counts[0] as u64,
+            &raw const counts[1] as u64,
+        ];
+        assert_eq!(scan(&mut shadow.values, ScanKind::Rows, In(arguments.as_ptr())), Some(()));
+        assert_eq!(shadow.values.get(device + 4096, 32), Some(row(&[1, 3, 6, 5])));
+        assert_eq!(shadow.values.get(device + 4096 + 32, 8), None);
+        drop(shadow);
+        crate::memory::free(device);
+    }
 
     #[test]
     fn one_element_decides_and_sums_need_all() {

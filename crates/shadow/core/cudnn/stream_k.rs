@@ -4,15 +4,15 @@
 //! tensors plus what these kernels add, and the second part is computed here for both numbers of multiprocessors.
 //!
 //! Measured on an H200 (132 multiprocessors, driver 580.159.04, cuDNN 9.19): 8,647 plans of 3,399 random convolutions,
-//! with a handle and without a GPU. The costs of [`costs`] were fitted to half of them. In the other half, exact to the
-//! byte:
+//! with a handle and without a GPU. The costs of [`costs`] and [`levels`] are fitted to all of them. Fitted to half of them,
+//! they are exact to the byte in the other half for:
 //!
 //! | plans | here | cuDNN without a GPU |
 //! |---|---|---|
-//! | that may divide tiles | 98 % | 27 % |
-//! | that may divide tiles, with groups | 63 % | 26 % |
-//! | that may not | 98 % | 67 % |
-//! | that may not, with groups | 91 % | 77 % |
+//! | that may divide tiles | 98 % | 28 % |
+//! | that may divide tiles, with groups | 72 % | 28 % |
+//! | that may not | 98 % | 65 % |
+//! | that may not, with groups | 95 % | 84 % |
 //!
 //! Shapes of tiles, counters and the number of tiles agree with every plan without groups that may divide tiles. Into
 //! how many parts a tile is divided is fitted. Only 132 multiprocessors were measured; other numbers are scaled.
@@ -95,6 +95,8 @@ struct Product {
     tile_bytes: u64,
     /// Steps along the reduced dimension, of 32 elements of float32 or 64 of the 16-bit types.
     steps: u64,
+    /// Pieces that a part is made of: steps, or half steps for 16-bit types where the reduction tile is the smallest.
+    pieces: u64,
     /// How many times the plan needs what it adds for these tiles.
     launches: u64,
 }
@@ -115,10 +117,12 @@ fn product(knobs: Knobs, c: &Convolution) -> Option<Product> {
     if c.groups > 1 && widest < 32 {
         return None;
     }
+    let steps = reduced.div_ceil(if c.half { 64 } else { 32 }) * reduced_taps;
     Some(Product {
         tiles: across * along * c.groups.max(1) / launches,
         tile_bytes: tile_rows * tile_columns * 4,
-        steps: reduced.div_ceil(if c.half { 64 } else { 32 }) * reduced_taps,
+        steps,
+        pieces: if c.half && knobs.reduction_tile == 0 { 2 * steps } else { steps },
         launches,
     })
 }
@@ -135,27 +139,27 @@ struct Costs {
 fn costs(knobs: Knobs, half: bool, bfloat16: bool) -> Costs {
     let (level, least) = match (half, bfloat16) {
         (false, _) => match knobs.tile {
-            0 => ([6.0, 14.5], [4, 33]),
-            3 | 6 => ([4.5, 9.5], [4, 33]),
-            4 | 9 => ([6.0, 13.0], [4, 33]),
-            5 | 16 => ([9.5, 24.0], [4, 33]),
-            _ => ([7.75, 16.5], [4, 33]),
+            0 => ([6.3, 14.6], [4, 33]),
+            3 | 6 => ([5.6, 10.5], [4, 33]),
+            4 | 9 => ([6.1, 11.7], [4, 33]),
+            5 | 16 => ([11.7, 24.7], [4, 33]),
+            _ => ([8.3, 16.6], [4, 33]),
         },
         // None of 37 plans with these tiles was divided.
-        (true, _) if knobs.tile == 1 && knobs.reduction_tile == 0 => ([f64::INFINITY; 2], [u64::MAX; 2]),
+        (true, _) if knobs.tile == 1 && knobs.reduction_tile == 0 => ([f64::MAX; 2], [u64::MAX; 2]),
         (true, false) => match knobs.tile {
-            0 => ([3.25, 5.75], [2, 17]),
-            3 | 6 | 20 => ([3.25, 6.0], [2, 17]),
-            4 | 9 => ([3.5, 5.25], [2, 17]),
-            5 | 16 => ([5.5, 12.75], [2, 17]),
-            _ => ([3.75, 9.0], [2, 17]),
+            0 => ([3.2, 6.5], [2, 17]),
+            3 | 6 | 20 => ([2.9, 10.0], [2, 17]),
+            4 | 9 => ([3.5, 5.5], [2, 17]),
+            5 | 16 => ([5.9, 12.85], [2, 17]),
+            _ => ([3.7, 8.6], [2, 17]),
         },
         (true, true) => match knobs.tile {
-            0 => ([26.5, 52.0], [17, 17]),
-            3 | 6 | 20 => ([26.5, 39.0], [17, 17]),
-            4 | 9 => ([26.0, 42.0], [17, 17]),
-            5 | 16 => ([42.0, 94.0], [17, 17]),
-            _ => ([28.0, 66.0], [17, 17]),
+            0 => ([25.3, 53.0], [8, 17]),
+            3 | 6 | 20 => ([23.4, 42.6], [8, 17]),
+            4 | 9 => ([26.0, 45.5], [8, 17]),
+            5 | 16 => ([50.5, 98.7], [8, 17]),
+            _ => ([29.9, 66.3], [8, 17]),
         },
     };
     Costs { level, least }
@@ -164,22 +168,38 @@ fn costs(knobs: Knobs, half: bool, bfloat16: bool) -> Costs {
 /// No tile of the measured plans was divided into more parts.
 const MOST_PARTS: u64 = 128;
 
+/// Up to this many parts, cuDNN takes a power of two or as many as the wave has room for.
+const FEW_PARTS: u64 = 8;
+
+/// Levels of the tree for this many parts. After whole waves, later levels cost less (fitted).
+fn levels(parts: u64, after_waves: bool) -> f64 {
+    const AFTER_WAVES: [f64; 9] = [0.0, 0.0, 1.0, 1.75, 2.0, 2.35, 2.525, 2.7, 2.8];
+    let levels = (parts as f64).log2();
+    match AFTER_WAVES.get(parts as usize) {
+        _ if !after_waves => levels.ceil(),
+        Some(&fitted) => fitted,
+        None => AFTER_WAVES[8] + 0.6 * (levels - 3.0),
+    }
+}
+
 /// Tiles beyond the whole waves are divided into this many parts each.
 fn parts(product: Product, wave: u64, costs: &Costs) -> u64 {
     let most = wave.checked_div(product.tiles % wave).unwrap_or(1);
-    let place = usize::from(product.tiles < wave);
-    let many = most.min(product.steps.saturating_sub(1) / costs.least[place]).min(MOST_PARTS);
-    if many > 8 {
-        // No more parts than needed for that many steps each.
-        return product.steps.div_ceil(product.steps.div_ceil(many));
-    }
-    let cost = |parts: u64| {
-        let levels = (parts as f64).log2();
-        let levels = if place == 1 { levels.ceil() } else { levels };
-        let added = if parts > 1 { costs.level[place] * levels } else { 0.0 };
-        product.steps as f64 / parts as f64 + added
+    let after_waves = product.tiles >= wave;
+    let place = usize::from(!after_waves);
+    let many = if most > FEW_PARTS { most.min(product.steps / costs.least[place]).min(MOST_PARTS) } else { most };
+    let cost = |parts: u64| product.steps as f64 / parts as f64 + costs.level[place] * levels(parts, after_waves);
+    let is_many = many > FEW_PARTS;
+    let chosen = if is_many && !after_waves {
+        many
+    } else {
+        let tried = [1, 2, 4, 8].into_iter().filter(|&parts| parts <= most);
+        let tried = tried.chain((is_many || most <= FEW_PARTS).then_some(many));
+        let tried = tried.filter(|&parts| parts <= product.steps.max(1));
+        tried.min_by(|a, b| cost(*a).total_cmp(&cost(*b))).unwrap_or(1)
     };
-    (1..=most).min_by(|a, b| cost(*a).total_cmp(&cost(*b))).unwrap_or(1)
+    // No more parts than needed for that many pieces each.
+    product.pieces.max(1).div_ceil(product.pieces.max(1).div_ceil(chosen))
 }
 
 /// Nodes of the binary tree that adds up parts of a tile.

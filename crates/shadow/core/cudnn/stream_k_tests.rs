@@ -38,7 +38,7 @@ type Row = (ConvolutionOperation, u32, [u64; 4], [u64; 6], [u32; 5], u64, u64);
 #[test]
 fn measured_plans() {
     use ConvolutionOperation::{Data, Filter, Forward};
-    let rows: [Row; 15] = [
+    let rows: [Row; 20] = [
         // Copies of all three tensors show that the answer without a GPU has eight parts, not nine.
         (Filter, 0, [32, 512, 2048, 1], [2, 7, 1, 1, 0, 1], [1, 0, 1, 2, 0], 16_515_307, 16_056_336),
         (Data, 1, [1, 768, 384, 1], [2, 40, 3, 1, 1, 1], [7, 1, 8, 2, 1], 131, 0),
@@ -55,6 +55,13 @@ fn measured_plans() {
         (Filter, 0, [1, 256, 256, 1], [2, 160, 3, 2, 0, 1], [0, 0, 1, 1, 0], 0, 7_078_479),
         (Forward, 1, [3, 2048, 2048, 1], [2, 14, 3, 1, 1, 1], [1, 1, 1, 8, 0], 80_314_515, 84_247_183),
         (Data, 1, [6, 256, 256, 1], [2, 24, 3, 1, 1, 1], [1, 1, 1, 4, 0], 131, 0),
+        // Seven parts would leave the same work to some part as six.
+        (Data, 1, [1, 512, 256, 1], [2, 128, 3, 1, 0, 1], [7, 1, 8, 2, 0], 131, 3_146_275),
+        (Filter, 2, [32, 2048, 2048, 1], [2, 14, 1, 1, 0, 1], [3, 1, 1, 3, 0], 51_380_371, 65_536_499),
+        (Forward, 0, [1, 256, 512, 1], [2, 64, 4, 1, 2, 1], [0, 0, 1, 2, 0], 21_235_859, 29_624_991),
+        // Fifteen parts of the smallest reduction tile: five of 72 half steps each.
+        (Forward, 1, [2, 256, 1024, 1], [2, 28, 3, 1, 0, 1], [0, 0, 8, 1, 0], 8_290_451, 16_155_279),
+        (Filter, 2, [8, 192, 192, 1], [2, 112, 1, 2, 0, 1], [5, 1, 2, 4, 0], 48_168_976, 48_693_487),
     ];
     for (operation, kind, sizes, axes, knobs, without, measured) in rows {
         let convolution = convolution(operation, kind > 0, sizes, axes);

@@ -10,6 +10,8 @@ use crate::{state, streams};
 pub const CONVOLUTION_FORWARD: i32 = 10;
 const CONVOLUTION_BACKWARD_FILTER: i32 = 11;
 const CONVOLUTION_BACKWARD_DATA: i32 = 12;
+const ATTENTION_FORWARD: i32 = 41;
+const ATTENTION_BACKWARD: i32 = 43;
 const TENSOR: i32 = 17;
 /// Attributes of tensors.
 const DATA_TYPE: i32 = 901;
@@ -19,7 +21,8 @@ const STRIDES: i32 = 903;
 const BFLOAT16: i32 = 9;
 
 /// Plans of attention need 256 bytes beside the buffers that cuDNN's frontend asks for: fp32 gradients of queries and
-/// softmax sums are part of its own count (H200, cuDNN 9.19, forward and backward; recordings of `swiglu`).
+/// softmax sums are part of its own count (H200, cuDNN 9.19; recordings of transformers, and of attention over feature
+/// maps, where it is one operation).
 const ATTENTION_BYTES: i64 = 256;
 
 /// Bytes of an element (`cudnnDataType_t`).
@@ -112,21 +115,16 @@ pub fn of_operations(operations: &[Shared]) -> i64 {
         state::lock().counters.assume("cudnn_convolution_workspace_by_rule");
         return self::convolution(convolution).map_or(0, |convolution| workspace_bytes(&convolution) as i64);
     }
-    match operations.len() {
-        0 => 0,
-        // One operation: normalisation, resampling.
-        1 if !is_attention(operations) => {
+    // Attention is a graph with products, or one operation of its own.
+    match operations {
+        [] => 0,
+        // Normalisation, resampling.
+        [operation] if !matches!(operation.kind, ATTENTION_FORWARD | ATTENTION_BACKWARD) => {
             state::lock().counters.assume("cudnn_workspace_unknown");
             0
         }
         _ => ATTENTION_BYTES,
     }
-}
-
-/// Attention is a graph with products, or one operation of its own (SDPA descriptors came with cuDNN 9.10).
-fn is_attention(operations: &[Shared]) -> bool {
-    operations.iter().any(|operation| tensors(operation).iter().any(|tensor| tensor.numbers(DIMENSIONS).len() == 4))
-        && operations.len() > 1
 }
 
 /// Operations per nanosecond of an H200 in 16-bit types, as far as convolutions reach it.
@@ -149,4 +147,16 @@ pub fn nanos_of_operations(operations: &[Shared]) -> u64 {
         (moved / BYTES_PER_NANO).max(computed)
     });
     streams::KERNEL_FLOOR_NANOS + nanos.sum::<i64>().max(0) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attention_may_be_one_operation() {
+        let operation = |kind| [Descriptor::with(kind, [])];
+        assert_eq!(of_operations(&operation(ATTENTION_FORWARD)), ATTENTION_BYTES);
+        assert_eq!(of_operations(&operation(29)), 0, "a normalisation");
+    }
 }

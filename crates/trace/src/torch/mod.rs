@@ -4,7 +4,6 @@
 //! actions of the allocator, the memory before and after, and what is unknown.
 
 mod collect;
-mod given;
 mod host;
 mod keys;
 mod oom;
@@ -24,13 +23,12 @@ mod write;
 
 pub use oomph_pytorch::{RecordedSettings, RecordedValue};
 
-pub use given::GivenFacts;
 pub use host::{HostMemory, HostSegment, PinnedUsage};
 pub use oom::{FinalOom, MemoryHolder, MemoryRefuser, ProcessLimit, RecordedLimit};
 pub use parse::SnapshotError;
 pub use pickle::{PickleError, PickleFault};
 pub use pools::{DEFAULT_POOL, MemoryLife, MemoryLives, PoolKey, PoolRelease, PresentLives, RequestPools};
-pub use recording::{HistoryGap, Recording, RecordingError, RecordingGaps};
+pub use recording::{GivenFacts, HistoryGap, Recording, RecordingError, RecordingGaps};
 pub use release::{RecordedRelease, ReleaseContradiction};
 pub use rewind::InitialMemory;
 pub use snapshot::{

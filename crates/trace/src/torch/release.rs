@@ -277,7 +277,7 @@ impl fmt::Display for RecordedRelease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let span = self.span();
         if self.told.is_some() {
-            return write!(f, "{span}, told by --release");
+            return write!(f, "{span}, as told");
         }
         let possible = RecordedRelease { reproduced_by: Vec::new(), ..self.clone() }.span();
         let among = possible.releases().count();

@@ -94,7 +94,7 @@ fn told_release_must_fit_the_keys() {
         let given = GivenFacts { release: Some(Release::new(told)), ..GivenFacts::default() };
         written(&snapshot(Release::new(minor), "")).with_given(&given)
     };
-    assert_eq!(tell(4, 3).unwrap().release.to_string(), "2.3, told by --release");
+    assert_eq!(tell(4, 3).unwrap().release.to_string(), "2.3, as told");
     let refusal = |minor, told| tell(minor, told).unwrap_err().to_string();
     let too_old = refusal(12, 11);
     assert!(

@@ -41,6 +41,7 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     name: "caching",
     summary: "PyTorch's caching allocator, with all its settings",
     origin: "CUDACachingAllocator of PyTorch 2.1 to 2.15, checked call by call against the real libraries",
+    differs: &["has no callbacks, tracing or snapshots, which decide nothing"],
     parameters: PARAMETERS,
     variants: &[
         "expandable_segments:True",

@@ -109,6 +109,13 @@ impl ObservedStrategy {
         Some(launched)
     }
 
+    /// Whether no stream works.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        let now = self.device.now();
+        self.busy_until.iter().all(|&until| until <= now)
+    }
+
     /// Closes the strategy and checks what the device still holds.
     pub fn close(&mut self) {
         if let Err(error) = self.call(|strategy, cx| strategy.close(cx)) {

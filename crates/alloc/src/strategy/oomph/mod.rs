@@ -43,6 +43,7 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     name: "oomph",
     summary: "our own: a page heap that moves free chunks to where they are needed",
     origin: "written for this suite, from what it measures; needs virtual memory",
+    differs: &[],
     parameters: PARAMETERS,
     variants: &[THRIFTY],
     build,

@@ -48,6 +48,10 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     name: "planned",
     summary: "STAlloc: steps follow a plan made from a profiled step; without step marks, only its fallback",
     origin: "STAlloc (arXiv 2507.16274): a static plan for what repeats, a caching allocator for what does not",
+    differs: &[
+        "profiles a step of the same run; STAlloc profiles a separate run and plans before the next",
+        "makes a new plan when the program no longer follows the old one",
+    ],
     parameters: PARAMETERS,
     variants: &["expandable_segments:False", "profile_step:0,minimum_size:512,replan:0"],
     build,

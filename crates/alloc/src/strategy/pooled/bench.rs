@@ -45,6 +45,12 @@ impl PoolBench {
         self.strategy.free(&mut cx, block, Caller::default()).unwrap();
     }
 
+    /// PyTorch's `empty_cache`.
+    pub(crate) fn trim(&mut self) {
+        let mut cx = Context { device: &mut self.device, sink: &mut self.events };
+        self.strategy.trim(&mut cx).unwrap();
+    }
+
     /// How far into the device's row of addresses a block lies, and how large it is.
     pub(crate) fn place(block: Block) -> (u64, u64) {
         (block.address.0 - FIRST_SEGMENT, block.size)

@@ -7,8 +7,7 @@
 //! how much to ask of the device. Its calls are inlined.
 //!
 //! When the device refuses, the strategy waits for deferred frees, gives back the regions that are
-//! wholly free, and tries the request once more. Some of the allocators modelled here never give
-//! memory back. Without this step a test of them would end with the device full of unused memory.
+//! wholly free where the policy allows it, and tries the request once more.
 
 #[cfg(test)]
 mod bench;
@@ -119,9 +118,18 @@ pub(crate) trait PoolPolicy: Clone + Send + 'static {
         Ok(())
     }
 
+    /// Whether a trim gives wholly free regions back to the device. Some of the allocators modelled here keep their memory
+    /// until the end.
+    fn trims(&self) -> bool {
+        true
+    }
+
+    /// Called after a trim.
+    fn trimmed(&mut self, _stats: &Stats) {}
+
     /// Whether wholly free regions, `_idle` bytes in sum, go back to the device before the retry.
     fn releases_regions(&self, _request: &PoolRequest, _stats: &Stats, _idle: u64) -> bool {
-        true
+        self.trims()
     }
 
     /// Whether enough of them went back. They go in address order.
@@ -391,7 +399,15 @@ impl<P: PoolPolicy> Strategy for PoolStrategy<P> {
 
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         self.complete_frees(cx, Patience::Wait)?;
-        self.free_regions().into_iter().try_for_each(|region| self.release(cx, region))
+        if self.policy.trims() {
+            self.free_regions().into_iter().try_for_each(|region| self.release(cx, region))?;
+            self.policy.trimmed(&self.stats);
+        }
+        Ok(())
+    }
+
+    fn trims(&self) -> bool {
+        self.policy.trims()
     }
 
     fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {

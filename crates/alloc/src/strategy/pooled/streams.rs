@@ -17,12 +17,22 @@ impl WaitEvent {
         stream: StreamId,
         other: StreamId,
     ) -> Result<(), DeviceError> {
+        self.record(device, other)?;
+        self.wait_for_recorded(device, stream)
+    }
+
+    /// Notes what `stream` has queued so far.
+    pub(crate) fn record(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
         let event = match self.0 {
             Some(event) => event,
             None => *self.0.insert(device.event_create()?),
         };
-        device.event_record(event, other)?;
-        device.stream_wait_event(stream, event)
+        device.event_record(event, stream)
+    }
+
+    /// Lets later work of `stream` wait for what was noted last.
+    pub(crate) fn wait_for_recorded(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
+        self.0.map_or(Ok(()), |event| device.stream_wait_event(stream, event))
     }
 
     /// Gives the event back to the device.

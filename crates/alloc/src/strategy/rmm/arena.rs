@@ -13,10 +13,14 @@
 //! stream's own arena. An arena keeps its superblocks, empty or not, until a request fails. Then
 //! the whole device is synchronized, every superblock goes back to the global arena, and the
 //! request is tried once more.
+//!
+//! To find the lowest block that fits, RMM visits every block of a tree. Here blocks are divided by
+//! the power of two of their size: in a higher class than the request's every block fits, so that
+//! only the first of each has to be compared ([`AddressOrder`]).
 
 use std::collections::BTreeMap;
 
-use super::{QUANTUM, RmmAmount, address_order::AddressOrder, rounded};
+use super::{EMPTY_CACHE, EMPTY_CACHE_PARAMETER, FIRST_REQUEST, QUANTUM, RECORD_STREAM, RmmAmount, rounded};
 use crate::device::{Device, DeviceError};
 use crate::strategy::{
     Built, Caller, Outcome, Parameter, Refusal, Setup, Stats, StrategyEntry, parameters,
@@ -31,6 +35,7 @@ pub(crate) const ENTRY: StrategyEntry = StrategyEntry {
     name: "arena",
     summary: "RMM's arenas: first fit in superblocks, one arena per stream or thread",
     origin: "RMM 26.10, arena_memory_resource; Spark on RAPIDS",
+    differs: &[FIRST_REQUEST, RECORD_STREAM],
     parameters: &[
         Parameter::text("size", RmmAmount::VALUES, "50%", "taken at the first request; there is no growth"),
         Parameter::text(
@@ -39,8 +44,9 @@ pub(crate) const ENTRY: StrategyEntry = StrategyEntry {
             "False",
             "whether threads have a default stream each, and with it an arena",
         ),
+        EMPTY_CACHE_PARAMETER,
     ],
-    variants: &["size:75%", "per_thread:True"],
+    variants: &["size:75%", "per_thread:True,empty_cache:True"],
     build,
 };
 
@@ -50,10 +56,11 @@ const LARGEST: u64 = u32::MAX as u64 * QUANTUM;
 const SUPERBLOCK: u64 = MIB;
 
 fn build(parameters: &str, _: &Setup<'_>) -> Built {
-    let mut settings = ArenaSettings { size: RmmAmount::PercentOfFree(50), per_thread: false };
+    let mut settings = ArenaSettings { size: RmmAmount::PercentOfFree(50), per_thread: false, empty_cache: false };
     parameters::read(&ENTRY, parameters, |setting| {
         match setting.key {
             "size" => settings.size = RmmAmount::read(&setting)?,
+            EMPTY_CACHE => settings.empty_cache = setting.truth()?,
             _ => settings.per_thread = setting.truth()?,
         }
         Ok(())
@@ -77,6 +84,7 @@ fn build(parameters: &str, _: &Setup<'_>) -> Built {
 struct ArenaSettings {
     size: RmmAmount,
     per_thread: bool,
+    empty_cache: bool,
 }
 
 /// The global arena, and those of streams and threads.
@@ -257,6 +265,10 @@ impl PoolPolicy for ArenaPolicy {
         Ok(())
     }
 
+    fn trims(&self) -> bool {
+        self.settings.empty_cache
+    }
+
     /// Giving the only allocation back does not make room for a request that does not fit into it.
     fn has_released_enough(&self, _: &PoolRequest, _: &Stats, refused_by: Refusal) -> bool {
         refused_by == Refusal::Limit
@@ -347,8 +359,48 @@ impl Superblocks {
     }
 }
 
+/// Free blocks in address order, with a fast search for the first that is large enough.
+#[derive(Clone, Debug, Default)]
+struct AddressOrder {
+    /// Size and slot by power of two and address.
+    blocks: BTreeMap<(u32, u64), (u64, u32)>,
+}
+
+impl AddressOrder {
+    /// The slot of the block with the lowest address of at least `bytes`, which is not zero.
+    #[inline]
+    fn first_fit(&self, bytes: u64) -> Option<u32> {
+        let mut power = bytes.ilog2();
+        let mut own = self.blocks.range((power, 0)..(power + 1, 0));
+        let mut first = own.find(|&(_, &(size, _))| size >= bytes).map(|(&(_, address), &(_, slot))| (address, slot));
+        while let Some((&(higher, address), &(_, slot))) = self.blocks.range((power + 1, 0)..).next() {
+            first = Some(first.map_or((address, slot), |lowest| lowest.min((address, slot))));
+            power = higher;
+        }
+        first.map(|(_, slot)| slot)
+    }
+
+    /// The size of the largest block.
+    fn largest(&self) -> u64 {
+        let Some((&(power, _), _)) = self.blocks.last_key_value() else { return 0 };
+        self.blocks.range((power, 0)..).map(|(_, &(size, _))| size).max().unwrap_or(0)
+    }
+
+    #[inline]
+    fn insert(&mut self, address: u64, bytes: u64, slot: u32) {
+        self.blocks.insert((bytes.ilog2(), address), (bytes, slot));
+    }
+
+    #[inline]
+    fn remove(&mut self, address: u64, bytes: u64) {
+        self.blocks.remove(&(bytes.ilog2(), address));
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::{super::bench::RmmBench, *};
     use crate::device::CallKind;
     use oomph_base::KIB;
@@ -478,5 +530,33 @@ mod tests {
         assert_eq!(arena.growth(), [32 << 20]);
         let error = crate::strategy::StrategySpec::from("arena:size:512KiB").check().unwrap_err();
         assert_eq!(error.to_string(), "strategy 'arena': 'size' is below a superblock of 1048576 bytes");
+    }
+
+    proptest! {
+        #[test]
+        fn the_order_agrees_with_a_map(
+            steps in prop::collection::vec((any::<bool>(), 0..900u64, 1..200u64), 1..600),
+        ) {
+            let (mut order, mut model) = (AddressOrder::default(), BTreeMap::new());
+            for (number, (insert, address, bytes)) in (0u32..).zip(steps) {
+                let near = model.range(address..).next().map(|(&address, &(bytes, _))| (address, bytes));
+                match (insert, near) {
+                    (true, _) if !model.contains_key(&address) => {
+                        order.insert(address, bytes, number);
+                        model.insert(address, (bytes, number));
+                    }
+                    (false, Some((near, bytes))) => {
+                        order.remove(near, bytes);
+                        model.remove(&near);
+                    }
+                    _ => {}
+                }
+                for wanted in [1, bytes, 150, 250] {
+                    let fits = model.values().find(|&&(size, _)| size >= wanted);
+                    prop_assert_eq!(order.first_fit(wanted), fits.map(|&(_, slot)| slot));
+                }
+                prop_assert_eq!(order.largest(), model.values().map(|&(size, _)| size).max().unwrap_or(0));
+            }
+        }
     }
 }

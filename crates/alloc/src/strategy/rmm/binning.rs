@@ -7,14 +7,14 @@
 //! request, so that unused bins take nothing.
 
 use super::{
-    QUANTUM,
-    fixed::{BLOCKS, BLOCKS_PARAMETER, DEFAULT_BLOCKS, EqualBlocks, chunk_bytes},
+    EMPTY_CACHE_PARAMETER, FIRST_REQUEST, LAZY_EVENTS_PARAMETER, QUANTUM, RECORD_STREAM,
+    fixed::{BLOCKS, BLOCKS_PARAMETER, DEFAULT_BLOCKS, EMPTY_QUEUES, EqualBlocks, chunk_bytes},
     multiple_of_quantum,
     pool::{INITIAL_PARAMETER, MAXIMUM_PARAMETER, RmmPool, RmmPoolSettings},
 };
 use crate::device::{Device, DeviceError};
 use crate::strategy::{
-    Built, Outcome, Parameter, Refusal, Setup, Stats, StrategyEntry, parameters,
+    Built, Caller, Outcome, Parameter, Refusal, Setup, Stats, StrategyEntry, parameters,
     pooled::{PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, RegionTable, TakenPiece},
 };
 use oomph_base::{KIB, MIB, StreamId};
@@ -24,6 +24,13 @@ pub(crate) const ENTRY: StrategyEntry = StrategyEntry {
     name: "binning",
     summary: "RMM's bins: fixed sizes for small requests, a pool for the rest",
     origin: "RMM 26.10, binning_memory_resource over pool_memory_resource",
+    differs: &[
+        FIRST_REQUEST,
+        RECORD_STREAM,
+        EMPTY_QUEUES,
+        "fills a bin at its first request; RMM fills every bin when the resource is created",
+        "records an event before another stream takes memory that a bin got from the pool, for which RMM does not wait",
+    ],
     parameters: &[
         Parameter::text(
             "smallest_bin",
@@ -35,8 +42,10 @@ pub(crate) const ENTRY: StrategyEntry = StrategyEntry {
         BLOCKS_PARAMETER,
         INITIAL_PARAMETER,
         MAXIMUM_PARAMETER,
+        EMPTY_CACHE_PARAMETER,
+        LAZY_EVENTS_PARAMETER,
     ],
-    variants: &["smallest_bin:256,largest_bin:1MiB,blocks:8"],
+    variants: &["smallest_bin:256,largest_bin:1MiB,blocks:8", "empty_cache:True,lazy_events:True"],
     build,
 };
 
@@ -62,7 +71,8 @@ fn build(parameters: &str, _: &Setup<'_>) -> Built {
     }
     chunk_bytes(largest, blocks).map_err(refused)?;
     let sizes = (smallest.ilog2()..=largest.ilog2()).map(|power| 1 << power);
-    let policy = BinningPolicy { bins: sizes.map(EqualBlocks::new).collect(), blocks, pool: RmmPool::new(pool) };
+    let bins = sizes.map(|size| EqualBlocks::new(size, pool.lazy_events)).collect();
+    let policy = BinningPolicy { bins, blocks, pool: RmmPool::new(pool) };
     Ok(Box::new(PoolStrategy::new(ENTRY.name, policy)))
 }
 
@@ -120,6 +130,20 @@ impl PoolPolicy for BinningPolicy {
     }
 
     #[inline]
+    fn before_free(
+        &mut self,
+        table: &RegionTable,
+        device: &mut dyn Device,
+        slot: u32,
+        caller: Caller,
+    ) -> Result<(), DeviceError> {
+        match table[slot].note {
+            0 => self.pool.before_free(table, device, slot, caller),
+            number => self.bins[number as usize - 1].record_free(device, caller.stream),
+        }
+    }
+
+    #[inline]
     fn keep(&mut self, table: &mut RegionTable, slot: u32) {
         match table[slot].note {
             0 => self.pool.keep(table, slot),
@@ -136,6 +160,14 @@ impl PoolPolicy for BinningPolicy {
             0 => self.pool.forget(table, slot),
             number => self.bins[number as usize - 1].forget(table, slot),
         }
+    }
+
+    fn trims(&self) -> bool {
+        self.pool.trims()
+    }
+
+    fn releases_regions(&self, request: &PoolRequest, stats: &Stats, idle: u64) -> bool {
+        self.pool.releases_regions(&self.of_pool(request), stats, idle)
     }
 
     fn has_released_enough(&self, request: &PoolRequest, stats: &Stats, refused_by: Refusal) -> bool {

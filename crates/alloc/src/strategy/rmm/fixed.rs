@@ -7,10 +7,13 @@
 
 use std::collections::VecDeque;
 
-use super::{StreamLists, multiple_of_quantum};
+use super::{
+    EMPTY_CACHE, EMPTY_CACHE_PARAMETER, FIRST_REQUEST, LAZY_EVENTS, LAZY_EVENTS_PARAMETER, RECORD_STREAM, StreamLists,
+    multiple_of_quantum,
+};
 use crate::device::{Device, DeviceError};
 use crate::strategy::{
-    Built, Outcome, Parameter, Setup, Stats, StrategyEntry, parameters,
+    Built, Caller, Outcome, Parameter, Setup, Stats, StrategyEntry, parameters,
     pooled::{PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, REQUEST_LIMIT, RegionTable, TakenPiece},
 };
 use oomph_base::{MIB, StreamId};
@@ -20,10 +23,19 @@ pub(crate) const ENTRY: StrategyEntry = StrategyEntry {
     name: "fixed",
     summary: "RMM's fixed-size blocks: constant time, and nothing above the block size",
     origin: "RMM 26.10, fixed_size_memory_resource",
-    parameters: &[Parameter::text("block", "an amount of memory", "1MiB", "the size of every block"), BLOCKS_PARAMETER],
-    variants: &["block:48MiB,blocks:1", "block:256KiB,blocks:32"],
+    differs: &[FIRST_REQUEST, RECORD_STREAM, EMPTY_QUEUES],
+    parameters: &[
+        Parameter::text("block", "an amount of memory", "1MiB", "the size of every block"),
+        BLOCKS_PARAMETER,
+        EMPTY_CACHE_PARAMETER,
+        LAZY_EVENTS_PARAMETER,
+    ],
+    variants: &["block:48MiB,blocks:1", "block:256KiB,blocks:32,empty_cache:True,lazy_events:True"],
     build,
 };
+
+pub(super) const EMPTY_QUEUES: &str =
+    "does not wait for streams whose queues of blocks are empty before it asks for more memory";
 
 pub(super) const BLOCKS: &str = "blocks";
 /// RMM's `blocks_to_preallocate`.
@@ -33,16 +45,18 @@ pub(super) const BLOCKS_PARAMETER: Parameter =
     Parameter::text(BLOCKS, "a number", "128", "how many blocks are taken from the device at a time");
 
 fn build(parameters: &str, _: &Setup<'_>) -> Built {
-    let (mut block, mut blocks) = (MIB, DEFAULT_BLOCKS);
+    let (mut block, mut blocks, mut empty_cache, mut lazy_events) = (MIB, DEFAULT_BLOCKS, false, false);
     parameters::read(&ENTRY, parameters, |setting| {
         match setting.key {
             "block" => block = multiple_of_quantum(&setting)?,
+            EMPTY_CACHE => empty_cache = setting.truth()?,
+            LAZY_EVENTS => lazy_events = setting.truth()?,
             _ => blocks = setting.number()?,
         }
         Ok(())
     })?;
     let chunk = chunk_bytes(block, blocks).map_err(|reason| ENTRY.refused(reason))?;
-    let policy = FixedPolicy { blocks: EqualBlocks::new(block), chunk, first: true };
+    let policy = FixedPolicy { blocks: EqualBlocks::new(block, lazy_events), chunk, first: true, empty_cache };
     Ok(Box::new(PoolStrategy::new(ENTRY.name, policy)))
 }
 
@@ -60,6 +74,7 @@ struct FixedPolicy {
     chunk: u64,
     /// Whether no chunk was taken yet.
     first: bool,
+    empty_cache: bool,
 }
 
 impl PoolPolicy for FixedPolicy {
@@ -81,8 +96,23 @@ impl PoolPolicy for FixedPolicy {
     }
 
     #[inline]
+    fn before_free(
+        &mut self,
+        _: &RegionTable,
+        device: &mut dyn Device,
+        _: u32,
+        caller: Caller,
+    ) -> Result<(), DeviceError> {
+        self.blocks.record_free(device, caller.stream)
+    }
+
+    #[inline]
     fn keep(&mut self, table: &mut RegionTable, slot: u32) {
         self.blocks.keep(table, slot);
+    }
+
+    fn trims(&self) -> bool {
+        self.empty_cache
     }
 
     fn add_region(&mut self, table: &mut RegionTable, slot: u32, request: &PoolRequest) {
@@ -121,8 +151,14 @@ pub(super) struct EqualBlocks {
 }
 
 impl EqualBlocks {
-    pub(super) fn new(size: u64) -> EqualBlocks {
-        EqualBlocks { size, queues: StreamLists::default() }
+    pub(super) fn new(size: u64, lazy_events: bool) -> EqualBlocks {
+        EqualBlocks { size, queues: StreamLists::new(lazy_events) }
+    }
+
+    /// Called before a stream frees a block.
+    #[inline]
+    pub(super) fn record_free(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
+        self.queues.record_free(device, stream)
     }
 
     /// Takes a block for a stream.
@@ -156,7 +192,7 @@ impl EqualBlocks {
         note: u32,
         new: bool,
     ) {
-        let queue = if new { self.queues.get_or_make(stream) } else { self.queues.freed_by(stream) };
+        let queue = if new { self.queues.get_or_make(stream) } else { self.queues.used_by(stream) };
         let mut block = slot;
         loop {
             table[block].stream = stream;

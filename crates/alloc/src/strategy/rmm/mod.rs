@@ -9,18 +9,19 @@
 //!
 //! RMM's rules decide which block serves a request, when and by how much the pool grows, and which
 //! stream waits for which. The search is different: RMM walks lists, here everything has an index.
-//! Three more differences follow from the suite:
+//! Two more differences follow from the suite:
 //!
 //! - RMM takes its first memory when a resource is created. A strategy is created without a device,
-//!   so the memory is taken at the first request, and again after a trim that gave everything back.
-//! - RMM keeps its memory until the end. [`PoolStrategy`](super::pooled::PoolStrategy) gives free
-//!   regions back when the device refuses, and on a trim.
-//! - RMM has no `record_stream`. `PoolStrategy` holds such blocks back until the other streams are
-//!   done.
+//!   so the memory is taken at the first request.
+//! - RMM has no `record_stream`. [`PoolStrategy`](super::pooled::PoolStrategy) holds such blocks back
+//!   until the other streams are done.
+//!
+//! Two parameters depart from RMM, both off by default: `empty_cache` gives memory back, which RMM
+//! does only under a `maximum`, and `lazy_events` records an event when another stream needs it,
+//! where RMM records one at every free.
 //!
 //! Users: cuDF, cuML, Dask and Spark on RAPIDS, PyTorch and CuPy through their plugins.
 
-mod address_order;
 pub(super) mod arena;
 #[cfg(test)]
 mod bench;
@@ -31,6 +32,7 @@ pub(super) mod pool;
 mod reference;
 
 use super::{
+    Parameter,
     parameters::Setting,
     pooled::{PerStream, REQUEST_LIMIT, WaitEvent},
 };
@@ -39,6 +41,25 @@ use oomph_base::{StreamId, round_up};
 
 /// Sizes are multiples of this.
 const QUANTUM: u64 = 256;
+
+/// What all four do otherwise than RMM.
+const FIRST_REQUEST: &str = "takes its first memory at the first request, not when it is created";
+const RECORD_STREAM: &str = "holds a block back that other streams use (record_stream), which RMM does not know";
+
+const EMPTY_CACHE: &str = "empty_cache";
+const EMPTY_CACHE_PARAMETER: Parameter = Parameter::text(
+    EMPTY_CACHE,
+    "True, False",
+    "False",
+    "not in RMM: give wholly free memory back at an empty_cache and when the device refuses",
+);
+const LAZY_EVENTS: &str = "lazy_events";
+const LAZY_EVENTS_PARAMETER: Parameter = Parameter::text(
+    LAZY_EVENTS,
+    "True, False",
+    "False",
+    "not in RMM: record an event when another stream waits for it, not at every free",
+);
 
 /// A request as RMM rounds it.
 #[inline]
@@ -92,10 +113,10 @@ fn multiple_of_quantum(setting: &Setting<'_>) -> Result<u64, String> {
 /// A free list per stream, and which stream must wait for which.
 ///
 /// RMM records an event at every free, and a stream that takes from another's list waits for that
-/// event. Here the event is recorded when it is needed: the same streams wait at the same requests,
-/// and a free costs no driver call. The wait may cover work that was queued after the last free,
-/// never less. A list into which nothing was freed holds memory that was never used: RMM waits for
-/// an event that was never recorded, which does not wait, and here the driver is not called.
+/// event. With lazy events it is recorded when another stream waits: the same streams wait at the
+/// same requests, for work that was queued up to then. A list into which nothing was freed holds
+/// memory that was never used: RMM waits for an event that was never recorded, which does not wait,
+/// and here the driver is not called.
 ///
 /// RMM visits the lists of other streams in the order of its events' addresses. Here it is the
 /// order in which the streams were first seen, which is the order in which RMM creates those
@@ -106,6 +127,7 @@ struct StreamLists<L> {
     lists: PerStream<StreamList<L>>,
     /// Streams in the order in which they were first seen.
     seen: Vec<StreamId>,
+    lazy_events: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -113,18 +135,26 @@ struct StreamList<L> {
     blocks: L,
     /// Whether RMM's map has this list. It may be empty.
     present: bool,
-    /// Whether there is work of this stream that others must wait for.
-    freed: bool,
+    work: ListedWork,
     event: WaitEvent,
 }
 
-impl<L> Default for StreamLists<L> {
-    fn default() -> Self {
-        StreamLists { lists: PerStream::default(), seen: Vec::new() }
-    }
+/// The work of a stream that others must wait for before they use the blocks of its list.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum ListedWork {
+    #[default]
+    None,
+    /// All of it is before the stream's event.
+    Recorded,
+    /// Some of it may be after the event, or there is no event.
+    Unrecorded,
 }
 
 impl<L: Default> StreamLists<L> {
+    fn new(lazy_events: bool) -> Self {
+        StreamLists { lists: PerStream::default(), seen: Vec::new(), lazy_events }
+    }
+
     /// The list of a stream, if it exists.
     #[inline]
     fn get(&mut self, stream: StreamId) -> Option<&mut L> {
@@ -137,11 +167,29 @@ impl<L: Default> StreamLists<L> {
         &mut self.list(stream).blocks
     }
 
-    /// The list into which this stream frees.
+    /// Called before a block goes into the list of this stream.
+    #[inline]
+    fn record_free(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
+        if self.lazy_events {
+            return Ok(());
+        }
+        let list = self.list(stream);
+        list.event.record(device, stream)?;
+        list.work = ListedWork::Recorded;
+        Ok(())
+    }
+
+    /// The list into which this stream frees, after [`record_free`](StreamLists::record_free).
     #[inline]
     fn freed_by(&mut self, stream: StreamId) -> &mut L {
+        if self.lazy_events { self.used_by(stream) } else { self.get_or_make(stream) }
+    }
+
+    /// The list of a stream, for memory that the stream used before without an event after it.
+    #[inline]
+    fn used_by(&mut self, stream: StreamId) -> &mut L {
         let list = self.list(stream);
-        list.freed = true;
+        list.work = ListedWork::Unrecorded;
         &mut list.blocks
     }
 
@@ -158,8 +206,12 @@ impl<L: Default> StreamLists<L> {
 
     /// Makes later work of `stream` wait until `owner` is done with what it has freed.
     fn wait_for(&mut self, device: &mut dyn Device, stream: StreamId, owner: StreamId) -> Result<(), DeviceError> {
-        let Some(list) = self.lists.get_mut(owner).filter(|list| list.freed) else { return Ok(()) };
-        list.event.wait(device, stream, owner)
+        let Some(list) = self.lists.get_mut(owner) else { return Ok(()) };
+        match list.work {
+            ListedWork::None => Ok(()),
+            ListedWork::Recorded => list.event.wait_for_recorded(device, stream),
+            ListedWork::Unrecorded => list.event.wait(device, stream, owner),
+        }
     }
 
     /// Takes a list away, to be added to another's.
@@ -229,7 +281,7 @@ mod tests {
 
     #[test]
     fn lists_come_in_the_order_in_which_streams_were_seen() {
-        let mut lists = StreamLists::<Vec<u32>>::default();
+        let mut lists = StreamLists::<Vec<u32>>::new(true);
         lists.get_or_make(FIRST).push(1);
         lists.freed_by(SECOND).push(2);
         assert_eq!(lists.others(StreamId(7)), [FIRST, SECOND]);
@@ -243,7 +295,7 @@ mod tests {
 
     #[test]
     fn only_what_was_freed_is_waited_for() {
-        let (mut lists, mut device) = (StreamLists::<Vec<u32>>::default(), StandInDevice::new(1 << 30, 1 << 30, false));
+        let (mut lists, mut device) = (StreamLists::<Vec<u32>>::new(true), StandInDevice::new(1 << 30, 1 << 30, false));
         lists.get_or_make(FIRST);
         lists.wait_for(&mut device, SECOND, FIRST).unwrap();
         assert_eq!(waits(&device), (0, 0));
@@ -255,5 +307,22 @@ mod tests {
         assert_eq!(device.ledger().of(CallKind::EventCreate).count, 1);
         lists.close(&mut device).unwrap();
         assert_eq!(device.leftovers(), 0);
+    }
+
+    #[test]
+    fn rmm_records_an_event_at_every_free() {
+        let (mut lists, mut device) =
+            (StreamLists::<Vec<u32>>::new(false), StandInDevice::new(1 << 30, 1 << 30, false));
+        for free in 1..=3 {
+            lists.record_free(&mut device, FIRST).unwrap();
+            lists.freed_by(FIRST).push(free);
+        }
+        assert_eq!(waits(&device), (3, 0));
+        lists.wait_for(&mut device, SECOND, FIRST).unwrap();
+        assert_eq!(waits(&device), (3, 1));
+        // Memory that came without an event: it is recorded now.
+        lists.used_by(FIRST).push(4);
+        lists.wait_for(&mut device, SECOND, FIRST).unwrap();
+        assert_eq!(waits(&device), (4, 2));
     }
 }

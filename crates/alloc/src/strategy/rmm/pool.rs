@@ -18,10 +18,13 @@
 //! RMM searches its lists from end to end; here each is an index by size and address. Growth is a
 //! multiple of 256 bytes here, which RMM's halving is not.
 
-use super::{QUANTUM, RmmAmount, StreamLists, multiple_of_quantum, rounded};
+use super::{
+    EMPTY_CACHE, EMPTY_CACHE_PARAMETER, FIRST_REQUEST, LAZY_EVENTS, LAZY_EVENTS_PARAMETER, QUANTUM, RECORD_STREAM,
+    RmmAmount, StreamLists, multiple_of_quantum, rounded,
+};
 use crate::device::{Device, DeviceError};
 use crate::strategy::{
-    Built, Outcome, Parameter, Refusal, Setup, Stats, StrategyEntry,
+    Built, Caller, Outcome, Parameter, Refusal, Setup, Stats, StrategyEntry,
     caching::free_index::{FreeBlock, FreeIndex},
     parameters::{self, Setting},
     pooled::{
@@ -36,8 +39,13 @@ pub(crate) const ENTRY: StrategyEntry = StrategyEntry {
     name: "pool",
     summary: "RMM's pool: coalescing best fit, a free list per stream, grows by doubling",
     origin: "RMM 26.10, pool_memory_resource; cuDF, cuML and Dask on RAPIDS",
-    parameters: &[INITIAL_PARAMETER, MAXIMUM_PARAMETER],
-    variants: &["initial:50%", "initial:4MiB,maximum:1GiB"],
+    differs: &[
+        FIRST_REQUEST,
+        RECORD_STREAM,
+        "searches the lists of other streams in the order in which the streams were first seen, not by the address of their events",
+    ],
+    parameters: &[INITIAL_PARAMETER, MAXIMUM_PARAMETER, EMPTY_CACHE_PARAMETER, LAZY_EVENTS_PARAMETER],
+    variants: &["initial:50%", "initial:4MiB,maximum:1GiB", "empty_cache:True,lazy_events:True"],
     build,
 };
 
@@ -66,11 +74,13 @@ fn build(parameters: &str, _: &Setup<'_>) -> Built {
 pub(super) struct RmmPoolSettings {
     initial: RmmAmount,
     maximum: Option<u64>,
+    empty_cache: bool,
+    pub(super) lazy_events: bool,
 }
 
 impl Default for RmmPoolSettings {
     fn default() -> Self {
-        RmmPoolSettings { initial: RmmAmount::Bytes(0), maximum: None }
+        RmmPoolSettings { initial: RmmAmount::Bytes(0), maximum: None, empty_cache: false, lazy_events: false }
     }
 }
 
@@ -78,6 +88,8 @@ impl RmmPoolSettings {
     pub(super) fn apply(&mut self, setting: &Setting<'_>) -> Result<(), String> {
         match setting.key {
             "initial" => self.initial = RmmAmount::read(setting)?,
+            EMPTY_CACHE => self.empty_cache = setting.truth()?,
+            LAZY_EVENTS => self.lazy_events = setting.truth()?,
             _ => self.maximum = Some(multiple_of_quantum(setting)?),
         }
         Ok(())
@@ -136,7 +148,8 @@ fn join_into(list: &mut FreeIndex, table: &mut RegionTable, slot: u32) {
 
 impl RmmPool {
     pub(super) fn new(settings: RmmPoolSettings) -> RmmPool {
-        RmmPool { settings, initial: None, lists: StreamLists::default(), taken_from_others: 0, merged: 0 }
+        let lists = StreamLists::new(settings.lazy_events);
+        RmmPool { settings, initial: None, lists, taken_from_others: 0, merged: 0 }
     }
 
     /// Serves a request that its own stream's list cannot serve.
@@ -159,7 +172,7 @@ impl RmmPool {
         }
         for &owner in &others {
             self.lists.wait_for(device, request.stream, owner)?;
-            self.merge(table, request.stream, owner);
+            self.merge(table, device, request.stream, owner)?;
             let own = self.lists.get_or_make(request.stream);
             if let Some(found) = own.first_at_least(2 * request.size) {
                 return Ok(Some(cut_from(own, table, found, request.size)));
@@ -168,8 +181,16 @@ impl RmmPool {
         Ok(None)
     }
 
-    /// Merges the list of `owner` into that of `stream`, which has waited for `owner`.
-    fn merge(&mut self, table: &mut RegionTable, stream: StreamId, owner: StreamId) {
+    /// Merges the list of `owner` into that of `stream`, which has waited for `owner`. RMM then records the event of
+    /// `stream` again, so that others who wait for it wait for `owner` too.
+    fn merge(
+        &mut self,
+        table: &mut RegionTable,
+        device: &mut dyn Device,
+        stream: StreamId,
+        owner: StreamId,
+    ) -> Result<(), DeviceError> {
+        self.lists.record_free(device, stream)?;
         let moved = self.lists.remove(owner);
         let own = self.lists.freed_by(stream);
         for FreeBlock { slot, .. } in moved.ascending(0, 0) {
@@ -177,6 +198,7 @@ impl RmmPool {
             join_into(own, table, slot);
         }
         self.merged += 1;
+        Ok(())
     }
 }
 
@@ -205,6 +227,17 @@ impl PoolPolicy for RmmPool {
     }
 
     #[inline]
+    fn before_free(
+        &mut self,
+        _: &RegionTable,
+        device: &mut dyn Device,
+        _: u32,
+        caller: Caller,
+    ) -> Result<(), DeviceError> {
+        self.lists.record_free(device, caller.stream)
+    }
+
+    #[inline]
     fn keep(&mut self, table: &mut RegionTable, slot: u32) {
         let stream = table[slot].stream;
         join_into(self.lists.freed_by(stream), table, slot);
@@ -219,6 +252,16 @@ impl PoolPolicy for RmmPool {
     fn forget(&mut self, table: &mut RegionTable, slot: u32) {
         let stream = table[slot].stream;
         self.lists.get_or_make(stream).remove(entry(table, slot));
+    }
+
+    fn trims(&self) -> bool {
+        self.settings.empty_cache
+    }
+
+    /// Under a maximum RMM 26.10 gives wholly free regions back to stay below it.
+    fn releases_regions(&self, request: &PoolRequest, stats: &Stats, _: u64) -> bool {
+        let room = self.settings.maximum.map(|maximum| maximum.saturating_sub(stats.current.reserved));
+        self.settings.empty_cache || room.is_some_and(|room| room < request.size)
     }
 
     fn has_released_enough(&self, request: &PoolRequest, stats: &Stats, refused_by: Refusal) -> bool {

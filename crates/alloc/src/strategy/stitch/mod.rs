@@ -52,6 +52,10 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     name: "stitch",
     summary: "GMLake: free memory in several places is mapped once more as one range",
     origin: "GMLake (ASPLOS 2024), its allocator for PyTorch 2.0, with its thresholds",
+    differs: &[
+        "does not model max_split_size_mb and garbage_collection_threshold, which are off by default",
+        "synchronizes the stream before memory is unmapped, because the driver does not wait",
+    ],
     parameters: PARAMETERS,
     variants: &["fragLimit:4MiB", "fragLimit:2MiB,defragLevel:1,reuseLimit:2", "fragLimit:2MiB,reAlloc:1,autoGC:0"],
     build,
@@ -106,7 +110,12 @@ impl StitchSettings {
                 "vmmDefragment" => settings.defragments = switch()?,
                 "fragLimit" => settings.fragment_limit = setting.bytes()?,
                 "reuseLimit" => settings.reuse_limit = setting.number()?,
-                "defragLevel" => settings.level = setting.number()?,
+                "defragLevel" => {
+                    settings.level = setting.number()?;
+                    if settings.level > 2 {
+                        return Err(setting.refused(&format!("{} is not 0, 1 or 2", settings.level)));
+                    }
+                }
                 "autoGC" => settings.collect_above = setting.number::<u64>()?.saturating_mul(GIB),
                 _ => settings.takes_shortfall = switch()?,
             }

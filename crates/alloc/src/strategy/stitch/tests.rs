@@ -196,7 +196,9 @@ fn stitching_begins_at_the_level() {
         assert_eq!(bench.alloc(128 * MIB).1, outcome, "level {level}");
         assert_eq!(bench.stitch.stats().retries, retries, "level {level}");
     }
-    let mut bench = full_of_two_tiles("fragLimit:64MiB,defragLevel:3");
+    let refused = StitchSettings::read("defragLevel:9").unwrap_err().to_string();
+    assert_eq!(refused, "strategy 'stitch': 'defragLevel': 9 is not 0, 1 or 2");
+    let mut bench = full_of_two_tiles("fragLimit:64MiB,vmmDefragment:0");
     assert!(matches!(bench.try_alloc(128 * MIB), Attempt::OutOfMemory(_)));
 }
 

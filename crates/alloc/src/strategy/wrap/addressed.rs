@@ -20,6 +20,7 @@ pub(in crate::strategy) const ENTRY: StrategyEntry = StrategyEntry {
     name: "address",
     summary: "another strategy, called by address and under a lock as PyTorch's allocator is",
     origin: "the calling convention of PyTorch's raw_alloc and raw_delete",
+    differs: &[],
     parameters: &[Parameter::text(
         "INNER",
         "any strategy with its parameters",

@@ -193,6 +193,10 @@ impl Strategy for PoolArenas {
         self.arenas[DEFAULT].strategy.details()
     }
 
+    fn trims(&self) -> bool {
+        self.arenas[DEFAULT].strategy.trims()
+    }
+
     fn requires(&self) -> Capabilities {
         self.arenas[DEFAULT].strategy.requires()
     }

@@ -25,6 +25,8 @@ pub struct CheckedStrategy<S> {
     inner: S,
     shadow: ExpectedState,
     backing: PhysicalBacking,
+    /// How many of the allocator's own flaws are in the log.
+    flaws: usize,
 }
 
 /// The rules of the contract, by their names in findings.
@@ -93,7 +95,7 @@ impl ViolationLog {
 impl<S: Strategy> CheckedStrategy<S> {
     /// Checks `inner`, which has no live blocks yet.
     pub fn new(inner: S) -> Self {
-        CheckedStrategy { inner, shadow: ExpectedState::default(), backing: PhysicalBacking::default() }
+        CheckedStrategy { inner, shadow: ExpectedState::default(), backing: PhysicalBacking::default(), flaws: 0 }
     }
 
     /// The first violations, oldest first. Each begins with the number of the call to the strategy.
@@ -121,7 +123,7 @@ impl<S: Strategy> CheckedStrategy<S> {
     /// [`Strategy::fork`] with a concrete type.
     pub fn fork_checked(&self) -> Option<CheckedStrategy<Box<dyn Strategy>>> {
         let (shadow, backing) = (self.shadow.clone(), self.backing.clone());
-        Some(CheckedStrategy { inner: self.inner.fork()?, shadow, backing })
+        Some(CheckedStrategy { inner: self.inner.fork()?, shadow, backing, flaws: self.flaws })
     }
 
     /// Makes one call with a listener in front of the event sink and one in front of the device.
@@ -132,6 +134,10 @@ impl<S: Strategy> CheckedStrategy<S> {
         let mut device = InterceptedDevice::new(&mut *cx.device, &mut self.backing);
         let result = call(&mut self.inner, &mut Context { device: &mut device, sink: &mut listener });
         freed.into_iter().for_each(|block| self.backing.vacate(block));
+        for ConformanceFinding { check, detail } in self.inner.flaws().into_iter().skip(self.flaws) {
+            self.shadow.log.add(check, detail);
+            self.flaws += 1;
+        }
         result
     }
 
@@ -237,7 +243,8 @@ impl<S: Strategy> Strategy for CheckedStrategy<S> {
             self.backing.vacate_all();
             let stats = self.inner.stats();
             self.shadow.log.expect(stats == Stats::default(), rules::CLOSE, || {
-                format!("after a close the counters are {stats:?}")
+                let left = stats.differences(&Stats::default()).join(", ");
+                format!("after a close the counters are not those of a new strategy: {left}")
             });
         }
         result

@@ -5,6 +5,8 @@
 //! calls (launches, events) take the same lock, because a device does not support concurrent
 //! callers.
 
+use std::sync::mpsc::{self, Receiver, SyncSender};
+
 use spin::{Yield, mutex::SpinMutex};
 
 use crate::device::{
@@ -16,7 +18,7 @@ use crate::strategy::{
     Attempt, Block, Caller, Context, Control, EventSink, Freed, InitialLayout, Layout, Request, Stats, Strategy,
     StrategyError,
 };
-use oomph_base::{Address, EventId, Nanos, StreamId, Work};
+use oomph_base::{Address, EventId, Nanos, StreamId, ThreadId, Work};
 
 /// The lock that callers of a strategy share. It yields instead of sleeping, because most calls are
 /// shorter than a wake-up. A panic does not poison it: a strategy keeps its state sound through
@@ -136,8 +138,60 @@ impl<S: Strategy, E: EventSink + Send> Strategy for SharedStrategy<'_, S, E> {
         fn details() -> Vec<(&'static str, u64)>;
         fn requires() -> Capabilities;
         fn serves_pools() -> bool;
+        fn trims() -> bool;
         fn fork() -> Option<Box<dyn Strategy>>;
     }
+}
+
+/// How many blocks of one thread wait for the next.
+const MOST_RELAYED: usize = 16;
+
+/// A thread's view of a strategy that sends its frees to the next thread and frees what the thread before it sends, as
+/// producers and consumers do. The threads form a ring. A thread frees a block itself if the next one is behind by
+/// 16 blocks.
+pub struct RelayedFrees<S> {
+    inner: S,
+    thread: ThreadId,
+    to_next: SyncSender<(Block, StreamId)>,
+    from_last: Receiver<(Block, StreamId)>,
+}
+
+impl<S: Strategy> RelayedFrees<S> {
+    /// A ring of all views.
+    pub fn ring(views: Vec<S>) -> Vec<RelayedFrees<S>> {
+        let (mut to_next, from_last): (Vec<_>, Vec<_>) = views.iter().map(|_| mpsc::sync_channel(MOST_RELAYED)).unzip();
+        to_next.rotate_left(1.min(views.len()));
+        let ends = to_next.into_iter().zip(from_last);
+        let numbered = (0..).map(ThreadId).zip(views).zip(ends);
+        numbered
+            .map(|((thread, inner), (to_next, from_last))| RelayedFrees { inner, thread, to_next, from_last })
+            .collect()
+    }
+
+    /// Frees what the thread before this one still sends, until it has ended.
+    pub fn finish(self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
+        let RelayedFrees { mut inner, thread, to_next, from_last } = self;
+        drop(to_next);
+        from_last.into_iter().try_for_each(|(block, stream)| inner.free(cx, block, Caller { stream, thread }).map(drop))
+    }
+}
+
+impl<S: Strategy> Strategy for RelayedFrees<S> {
+    fn alloc(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
+        while let Ok((block, stream)) = self.from_last.try_recv() {
+            self.inner.free(cx, block, Caller { stream, thread: self.thread })?;
+        }
+        self.inner.alloc(cx, request)
+    }
+
+    fn free(&mut self, cx: &mut Context<'_>, block: Block, caller: Caller) -> Result<Freed, StrategyError> {
+        match self.to_next.try_send((block, caller.stream)) {
+            Ok(()) => Ok(Freed::Later),
+            Err(_) => self.inner.free(cx, block, caller),
+        }
+    }
+
+    forward!(self => self.inner; used_on control resume_from trim close views fork);
 }
 
 impl<S: Strategy, E: EventSink> SharedDevice<'_, S, E> {
@@ -202,6 +256,35 @@ mod tests {
 
     fn request(bytes: u64, thread: u16) -> Request {
         Request { bytes, stream: StreamId::DEFAULT, thread: ThreadId(thread), site: SiteId(0) }
+    }
+
+    #[test]
+    fn a_relayed_block_is_freed_by_the_next_thread() {
+        let locked = locked(GIB);
+        let (views, mut devices): (Vec<_>, Vec<_>) = (0..3).map(|_| locked.share(0)).unzip();
+        let mut ring = RelayedFrees::ring(views);
+        let live = || locked.with(|strategy, _| strategy.stats().allocs - strategy.stats().frees);
+        let mut ask = |ring: &mut [RelayedFrees<_>], thread: usize| {
+            let mut cx = Context { device: &mut devices[thread], sink: &mut Silent };
+            match ring[thread].alloc(&mut cx, &request(KIB, thread as u16)).unwrap() {
+                Attempt::Served(block, _) => ring[thread].free(&mut cx, block, Caller::default()).unwrap(),
+                Attempt::OutOfMemory(_) => panic!("not served"),
+            }
+        };
+        assert_eq!((ask(&mut ring, 0), live()), (Freed::Later, 1));
+        // The third thread is not the next one.
+        ask(&mut ring, 2);
+        assert_eq!(live(), 2);
+        // The second one frees the block of the first.
+        ask(&mut ring, 1);
+        assert_eq!(live(), 2);
+        std::thread::scope(|scope| {
+            for (view, mut device) in ring.into_iter().zip(devices) {
+                scope.spawn(move || view.finish(&mut Context { device: &mut device, sink: &mut Silent }).unwrap());
+            }
+        });
+        assert_eq!(live(), 0);
+        locked.with(|strategy, _| assert!(strategy.is_sound(), "{:?}", strategy.violations()));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! - [`PoolArenas`]: one instance of a strategy for each private pool.
 //! - [`LockedStrategy`]: one strategy and its device, shared by many threads; each thread drives a
 //!   [`SharedStrategy`] and a [`SharedDevice`].
+//! - [`RelayedFrees`]: a thread's view whose blocks are freed by the next thread.
 //! - [`ResumedStrategy`]: continues from an initial layout; the first requests get the blocks that
 //!   are live in it.
 //!
@@ -70,12 +71,29 @@ macro_rules! forward_one {
             $inner.details()
         }
 
+        fn flaws(&$self) -> Vec<$crate::strategy::wrap::ConformanceFinding> {
+            $inner.flaws()
+        }
+
+        fn call_from_threads(
+            &mut $self,
+            cx: &mut Context<'_>,
+            threads: u64,
+            calls: u64,
+        ) -> Result<Option<$crate::strategy::ThreadedCalls>, StrategyError> {
+            $inner.call_from_threads(cx, threads, calls)
+        }
+
         fn requires(&$self) -> $crate::device::Capabilities {
             $inner.requires()
         }
 
         fn serves_pools(&$self) -> bool {
             $inner.serves_pools()
+        }
+
+        fn trims(&$self) -> bool {
+            $inner.trims()
         }
     };
     ($method:ident $self:ident $inner:expr) => {
@@ -96,7 +114,7 @@ pub use addressed::AddressedStrategy;
 pub use arenas::PoolArenas;
 pub use checked::{CheckedStrategy, ConformanceFinding, rules};
 use locked::Lock;
-pub use locked::{LockedStrategy, SharedDevice, SharedStrategy};
+pub use locked::{LockedStrategy, RelayedFrees, SharedDevice, SharedStrategy};
 pub use resumed::ResumedStrategy;
 
 use super::{Attempt, Block, Caller, Context, Control, Freed, InitialLayout, Request, Strategy, StrategyError};

@@ -49,7 +49,7 @@ impl ExpectedState {
             format!("{size} bytes at {address} for a request of {requested}")
         });
         self.log.expect(address != Address::NULL && address.0 % ALIGNMENT == 0, rules::ALIGNMENT, || {
-            format!("a block at {address}")
+            format!("a block at {address}, which is not a multiple of {ALIGNMENT}")
         });
         if let Some(other) = self.overlapping(address, size) {
             let state = if other.pending { "waits for a stream" } else { "is live" };
@@ -134,8 +134,14 @@ impl ExpectedState {
         self.log.expect(self.ooms_reported == expected.ooms, rules::EVENTS, || {
             format!("{} failures were reported, {} happened", self.ooms_reported, expected.ooms)
         });
-        self.log.expect(allocated <= active && active <= reserved, rules::BOOKS, || {
-            format!("allocated {allocated} <= active {active} <= reserved {reserved} does not hold")
+        self.log.expect(allocated <= active, rules::BOOKS, || {
+            format!("live blocks have {allocated} bytes, but only {active} are counted as active")
+        });
+        self.log.expect(active <= reserved, rules::BOOKS, || {
+            format!(
+                "blocks in use have {active} bytes, but only {reserved} are reserved: memory was given back while blocks \
+                 are in it, or two blocks share it"
+            )
         });
         let peaks = [
             (stats.peak.requested, requested),
@@ -145,7 +151,8 @@ impl ExpectedState {
             (stats.peak_segments, stats.segments),
         ];
         self.log.expect(peaks.iter().all(|(peak, now)| peak >= now), rules::BOOKS, || {
-            format!("a peak is below the current value: {stats:?}")
+            let wrong = peaks.iter().find(|(peak, now)| peak < now).copied().unwrap_or_default();
+            format!("a peak of {} is below the current value of {}", wrong.0, wrong.1)
         });
         // A strategy that neither reports nor counts a segment takes no memory (`null`).
         if self.takes_memory || stats.segments > 0 {

@@ -5,7 +5,6 @@
 //! holds. Thirteen recordings of PyTorch 2.11 confirm them, action by action
 //! (`tests/integration/transformer_truth/faults.rs`). A new fault is one constant and one line in [`FAULTS`].
 
-mod cycles;
 mod graphs;
 mod inputs;
 
@@ -33,7 +32,7 @@ const FAULTS: &[TrainingFault] = &[
     graphs::RETAIN_GRAPH,
     graphs::RETAIN_TWICE,
     graphs::NO_ZERO_GRAD,
-    cycles::CYCLE,
+    graphs::CYCLE,
     graphs::VALIDATION_GRAPH,
     graphs::VALIDATION_OUTPUTS,
     inputs::CACHE,
@@ -42,7 +41,7 @@ const FAULTS: &[TrainingFault] = &[
     inputs::PREFETCHED_BATCHES,
     inputs::DUPLICATED_BATCHES,
     inputs::CHURN,
-    cycles::DANGLING,
+    graphs::DANGLING,
     inputs::LOADED_TWICE,
 ];
 
@@ -92,6 +91,7 @@ pub(crate) const FAULTY_TRAINING: GeneratorEntry = GeneratorEntry {
     ],
     build: |parameters| {
         let (plan, steps) = (TrainingPlan::read(parameters)?, parameters.count(plan::STEPS.name)?);
+        plan.refuse_quantized().map_err(|reason| parameters.refuse(reason))?;
         if plan.techniques.micro_batches > 1 || plan.techniques.pipeline_stages > 1 {
             let reason = "a program with a fault does not divide its batches: accum and pipeline do not apply";
             return Err(parameters.refuse(reason));
@@ -124,6 +124,7 @@ pub(crate) const FAULTY_TRAINING: GeneratorEntry = GeneratorEntry {
             }
         }))
     },
+    count_weights: None,
 };
 
 /// A mistake and its remedies.

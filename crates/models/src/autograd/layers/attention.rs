@@ -1,11 +1,18 @@
-//! Fused attention over queries, keys and values that lie in one tensor.
+//! Attention over queries, keys and values, which lie in one tensor or in three.
 //!
-//! The number format decides which kernel PyTorch takes: memory-efficient attention for single precision, cuDNN's for 16
-//! bits on a Hopper GPU.
+//! The number format decides which fused kernel PyTorch takes: memory-efficient attention for single precision, cuDNN's for
+//! 16 bits on a Hopper GPU. A mask that needs a gradient always takes the first.
+//!
+//! Where no fused kernel fits, in single precision with heads that share keys and values, PyTorch falls back to plain
+//! operators, which keep the scores of every pair of tokens. Relative positions are a learned number per head and distance
+//! of two tokens, added to the scores.
 
-use super::scratch;
+use super::{INDEX, KEYS_STEP, embedding::Lookup, scratch};
 use crate::autograd::{
-    graph::{GradientEdge, Gradients, GraphOperation, MOST_EDGES, Tensor, Variable},
+    graph::{
+        AttentionShape, GradientEdge, GradientPlace, Gradients, GraphOperation, MOST_EDGES, Tensor, Variable,
+        VariableOrigin, WeightId,
+    },
     machine::TensorMachine,
     saving::UnpackedTensors,
     techniques::NumberFormat,
@@ -18,33 +25,116 @@ const ROW_SUM_PADDING: u64 = 32;
 /// Bytes of a seed, and of an offset into its random numbers, which cuDNN's kernel keeps even without dropout.
 const SEED: u64 = 8;
 
+/// Which fused kernel runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AttentionKernel {
+    MemoryEfficient,
+    Cudnn,
+}
+
+impl AttentionKernel {
+    /// The kernel that PyTorch takes. Only one of them makes the gradient of a mask.
+    fn of(number: NumberFormat, has_mask_gradient: bool) -> AttentionKernel {
+        match number {
+            NumberFormat::Half if !has_mask_gradient => AttentionKernel::Cudnn,
+            NumberFormat::Half | NumberFormat::Single => AttentionKernel::MemoryEfficient,
+        }
+    }
+}
+
+/// A call of a kernel: queries, keys and values, and a mask that is added to the scores.
+struct AttentionCall {
+    inputs: [Tensor; MOST_EDGES],
+    mask: Option<Tensor>,
+    shape: AttentionShape,
+    kernel: AttentionKernel,
+    operation: GraphOperation,
+}
+
+impl AttentionCall {
+    /// A call without a mask.
+    fn plain(inputs: [Tensor; MOST_EDGES], shape: AttentionShape) -> AttentionCall {
+        let kernel = AttentionKernel::of(shape.number, false);
+        AttentionCall { inputs, mask: None, shape, kernel, operation: GraphOperation::Attention(shape) }
+    }
+}
+
 /// The places of the saved tensors: queries, keys and values come first.
 const SAVED_INPUTS: usize = 0;
 const SAVED_ROW_SUMS: usize = 3;
 
 impl TensorMachine {
-    /// Attention of every token to those before it.
+    /// Attention of every token to those before it. Queries, keys and values are views of one tensor.
     pub(crate) fn attention(&mut self, query_key_value: Variable) -> Variable {
-        let number = query_key_value.number;
-        let bytes = self.rows(self.plan.shape.width / self.plan.techniques.tensor_ranks, number);
+        let heads = self.plan.local_heads();
+        let shape = AttentionShape {
+            number: query_key_value.number,
+            heads,
+            key_value_heads: heads,
+            head_width: self.plan.shape.head_width(),
+            is_causal: true,
+        };
         let records = self.records(query_key_value.needs_gradient());
-        let inputs = if records { self.split(query_key_value) } else { [GradientEdge::None; MOST_EDGES] };
-        if records {
-            for _ in 0..MOST_EDGES {
-                self.save_view(query_key_value.tensor, bytes);
-            }
+        let edges = if records { self.split(query_key_value) } else { [GradientEdge::None; MOST_EDGES] };
+        self.attend(AttentionCall::plain([query_key_value.tensor; MOST_EDGES], shape), records, &edges)
+    }
+
+    /// Attention over queries, keys and values in tensors of their own.
+    pub(crate) fn grouped_attention(&mut self, inputs: [Variable; MOST_EDGES], shape: AttentionShape) -> Variable {
+        let records = self.records(inputs.iter().any(Variable::needs_gradient));
+        let edges = inputs.map(|input| input.edge());
+        self.attend(AttentionCall::plain(inputs.map(|input| input.tensor), shape), records, &edges)
+    }
+
+    /// The same, with a mask of numbers for all sequences that is added to the scores.
+    pub(crate) fn masked_attention(
+        &mut self,
+        inputs: [Variable; MOST_EDGES],
+        mask: Variable,
+        shape: AttentionShape,
+    ) -> Variable {
+        let narrow = self.cast_for_product(mask);
+        let has_gradient = narrow.needs_gradient();
+        let records = has_gradient || self.records(inputs.iter().any(Variable::needs_gradient));
+        let place = if has_gradient { self.record(GraphOperation::ExpandMask, &[narrow.edge()], 1) } else { None };
+        let call = AttentionCall {
+            inputs: inputs.map(|input| input.tensor),
+            mask: Some(narrow.tensor),
+            shape,
+            kernel: AttentionKernel::of(shape.number, has_gradient),
+            operation: GraphOperation::MaskedAttention(shape, place),
+        };
+        let output = self.attend(call, records, &inputs.map(|input| input.edge()));
+        if narrow.tensor != mask.tensor {
+            self.release(narrow.tensor);
         }
-        let seeds = match number {
-            NumberFormat::Half => Some([(); 2].map(|()| self.alloc(SEED, Category::Activation))),
-            NumberFormat::Single => None,
+        output
+    }
+
+    fn attend(&mut self, call: AttentionCall, records: bool, edges: &[GradientEdge; MOST_EDGES]) -> Variable {
+        let AttentionCall { inputs: [query, key, value], mask, shape, kernel, operation } = call;
+        let number = shape.number;
+        let [bytes, of_keys, of_values] = self.attention_bytes(&shape);
+        if records {
+            self.save_view(key, of_keys);
+            self.save_view(query, bytes);
+            self.save_view(value, of_values);
+        }
+        let seeds = match kernel {
+            AttentionKernel::Cudnn => Some([(); 2].map(|()| self.alloc(SEED, Category::Activation))),
+            AttentionKernel::MemoryEfficient => None,
         };
         let output = self.alloc(bytes, Category::Activation);
         // Only backward needs the sums of rows.
-        let row_sums = records.then(|| self.alloc(self.row_sum_bytes(number), Category::Activation));
-        if number == NumberFormat::Half {
+        let row_sums = records.then(|| self.alloc(self.row_sum_bytes(&shape, kernel), Category::Activation));
+        if kernel == AttentionKernel::Cudnn {
             self.scratch(scratch::CUDNN_FORWARD, output);
         }
-        self.work(self.attention_work(number, false), [query_key_value.tensor, output]);
+        let work = self.attention_work(&shape, false);
+        match query == key {
+            true => self.work(work, [query, output]),
+            false => self.work(work, [query, key, value, output]),
+        }
         if let Some(row_sums) = row_sums {
             self.save(row_sums);
             self.save_view(output, bytes);
@@ -52,55 +142,118 @@ impl TensorMachine {
                 self.save(offset);
                 self.save(seed);
             }
+            if let Some(mask) = mask {
+                self.save(mask);
+            }
             self.release(row_sums);
         }
         for seed in seeds.into_iter().flatten() {
             self.release(seed);
         }
-        self.output(output, number, records, GraphOperation::Attention(number), &inputs)
+        self.output(output, number, records, operation, edges)
     }
 
     /// The gradients of queries, keys and values.
     pub(crate) fn attention_backward(
         &mut self,
         saved: &UnpackedTensors,
-        number: NumberFormat,
+        shape: AttentionShape,
         incoming: Tensor,
     ) -> Gradients {
+        let gradients = self.attention_bytes(&shape).map(|bytes| self.temporary(bytes));
+        let kernel = AttentionKernel::of(shape.number, false);
+        self.run_attention_backward(saved, &shape, kernel, [incoming, gradients[0]]);
+        gradients.map(Some)
+    }
+
+    /// The same, with the gradient of the mask for every sequence, which goes to its place.
+    pub(crate) fn masked_attention_backward(
+        &mut self,
+        saved: &UnpackedTensors,
+        shape: AttentionShape,
+        mask: Option<GradientPlace>,
+        incoming: Tensor,
+    ) -> Gradients {
+        let gradients = self.attention_bytes(&shape).map(|bytes| self.temporary(bytes));
+        if let Some(place) = mask {
+            let numbers = self.tokens() * u64::from(self.graph.length) * u64::from(shape.heads);
+            let of_mask = self.temporary(numbers * shape.number.bytes());
+            self.graph.gradients[place as usize] = Some(of_mask);
+        }
+        let kernel = AttentionKernel::of(shape.number, mask.is_some());
+        self.run_attention_backward(saved, &shape, kernel, [incoming, gradients[0]]);
+        gradients.map(Some)
+    }
+
+    /// The sum of a mask's gradients over all sequences.
+    pub(crate) fn expand_mask_backward(&mut self, incoming: Tensor) -> Tensor {
+        let Some(sequences) = self.several_sequences() else { return self.retain(incoming) };
         let bytes = self.bytes(incoming);
-        let gradients = [(); MOST_EDGES].map(|()| self.temporary(bytes));
-        let shape = self.plan.shape;
-        let heads = u64::from(self.plan.local_heads());
-        let (sequences_by_heads, length, head_width) =
-            (u64::from(self.graph.sequences) * heads, u64::from(self.graph.length), u64::from(shape.head_width()));
-        let (row_products, workspace) = match number {
-            NumberFormat::Single => {
+        let sum = self.temporary(bytes / u64::from(sequences));
+        self.work(Work::Reduction { bytes }, [incoming, sum]);
+        sum
+    }
+
+    /// Runs the kernel of backward between the scratch memory that it needs.
+    fn run_attention_backward(
+        &mut self,
+        saved: &UnpackedTensors,
+        shape: &AttentionShape,
+        kernel: AttentionKernel,
+        [incoming, of_query]: [Tensor; 2],
+    ) {
+        let bytes = self.bytes(incoming);
+        let (sequences_by_heads, length, head_width) = (
+            u64::from(self.graph.sequences) * u64::from(shape.heads),
+            u64::from(self.graph.length),
+            u64::from(shape.head_width),
+        );
+        let of_rows = sequences_by_heads * length * NumberFormat::Single.bytes();
+        let memory_efficient = scratch::memory_efficient_backward(sequences_by_heads, length, head_width);
+        let (row_products, workspace) = match (kernel, shape.number) {
+            (AttentionKernel::MemoryEfficient, NumberFormat::Single) => {
                 // The row sums of gradient times output, made by plain operators.
                 let product = self.temporary(bytes);
-                let of_rows = sequences_by_heads * length * NumberFormat::Single.bytes();
                 let [sums, sums_by_head] = [(); 2].map(|()| self.temporary(of_rows));
                 self.elementwise(3 * bytes, [incoming, product]);
                 self.work(Work::Reduction { bytes }, [product, sums]);
                 self.release_all([sums, product]);
-                (Some(sums_by_head), scratch::memory_efficient_backward(sequences_by_heads, length, head_width))
+                (Some(sums_by_head), memory_efficient)
             }
-            NumberFormat::Half => (None, scratch::cudnn_backward(sequences_by_heads, length, head_width)),
+            (AttentionKernel::MemoryEfficient, NumberFormat::Half) => (Some(self.temporary(of_rows)), memory_efficient),
+            (AttentionKernel::Cudnn, _) => (None, scratch::cudnn_backward(sequences_by_heads, length, head_width)),
         };
         let workspace = self.alloc(workspace, Category::Workspace);
         let inputs = saved.operand(SAVED_INPUTS, incoming);
         let row_sums = saved.operand(SAVED_ROW_SUMS, incoming);
-        self.work(self.attention_work(number, true), [incoming, inputs, row_sums, gradients[0]]);
+        self.work(self.attention_work(shape, true), [incoming, inputs, row_sums, of_query]);
         if let Some(sums) = row_products {
             self.release(sums);
         }
         self.release(workspace);
-        gradients.map(Some)
     }
 
     /// Queries, keys and values as views of one tensor; their gradients are joined again.
     fn split(&mut self, query_key_value: Variable) -> [GradientEdge; MOST_EDGES] {
         let place = self.record(GraphOperation::SplitThree, &[query_key_value.edge()], MOST_EDGES as u8);
         [0, 1, 2].map(|part| place.map_or(GradientEdge::None, |place| GradientEdge::Variable(place + part)))
+    }
+
+    /// Queries, keys and values as variables of their own.
+    pub(crate) fn split_in_three(&mut self, query_key_value: Variable) -> [Variable; MOST_EDGES] {
+        let records = self.records(query_key_value.needs_gradient());
+        let place =
+            records.then(|| self.record(GraphOperation::SplitThree, &[query_key_value.edge()], MOST_EDGES as u8));
+        let part = Some(self.bytes(query_key_value.tensor) / MOST_EDGES as u64);
+        [0, 1, 2].map(|number| Variable {
+            origin: match place {
+                None => VariableOrigin::Constant,
+                Some(None) => VariableOrigin::Recomputed,
+                Some(Some(place)) => VariableOrigin::Recorded(place + number),
+            },
+            part,
+            ..query_key_value
+        })
     }
 
     /// One tensor of three gradients.
@@ -111,22 +264,244 @@ impl TensorMachine {
         joined
     }
 
-    fn row_sum_bytes(&self, number: NumberFormat) -> u64 {
+    fn row_sum_bytes(&self, shape: &AttentionShape, kernel: AttentionKernel) -> u64 {
         let length = u64::from(self.graph.length);
-        let length = if number == NumberFormat::Single { round_up(length, ROW_SUM_PADDING) } else { length };
-        u64::from(self.graph.sequences) * u64::from(self.plan.local_heads()) * length * NumberFormat::Single.bytes()
+        let length =
+            if kernel == AttentionKernel::MemoryEfficient { round_up(length, ROW_SUM_PADDING) } else { length };
+        u64::from(self.graph.sequences) * u64::from(shape.heads) * length * NumberFormat::Single.bytes()
     }
 
-    fn attention_work(&self, number: NumberFormat, backward: bool) -> Work {
+    /// Bytes of queries, keys and values.
+    fn attention_bytes(&self, shape: &AttentionShape) -> [u64; MOST_EDGES] {
+        [shape.heads, shape.key_value_heads, shape.key_value_heads]
+            .map(|heads| self.rows(heads * shape.head_width, shape.number))
+    }
+
+    fn attention_work(&self, shape: &AttentionShape, backward: bool) -> Work {
+        let keys = self.graph.cache.as_ref().map(|cache| cache.tokens.next_multiple_of(KEYS_STEP));
         Work::Attention {
             batch: self.graph.sequences,
-            heads: self.plan.local_heads(),
+            heads: shape.heads,
             queries: self.graph.length,
-            keys: self.graph.length,
-            head_width: self.plan.shape.head_width(),
-            dtype: self.plan.precision.of_attention(number),
+            keys: keys.unwrap_or(self.graph.length),
+            head_width: shape.head_width,
+            dtype: self.plan.precision.of_attention(shape.number),
             backward,
-            causal: true,
+            causal: shape.is_causal && self.graph.length > 1,
         }
+    }
+}
+
+impl TensorMachine {
+    /// Attention of every token to those before it, token by token
+    /// (`_scaled_dot_product_attention_math`, and the copy into the order of tokens).
+    pub(crate) fn math_attention(&mut self, [query, key, value]: [Variable; 3], shape: AttentionShape) -> Variable {
+        let scaled_query = self.scale(query);
+        let mask = self.causal_mask(shape);
+        let of_query = self.bytes(query.tensor);
+        let [all_keys, all_values] = [key, value].map(|heads| self.repeat_heads(heads, of_query));
+        let scaled_keys = self.scale(all_keys);
+        let by_head = self.contiguous(scaled_query);
+        let length = u64::from(self.graph.length);
+        let of_scores = self.tokens() * u64::from(shape.heads) * length * shape.number.bytes();
+        let scores = self.batched_product(by_head, scaled_keys, of_scores);
+        self.release_all([by_head.tensor, scaled_keys.tensor]);
+        self.elementwise(2 * of_scores, [mask, scores.tensor]);
+        let shares = self.safe_softmax(scores);
+        self.release(scores.tensor);
+        let attended = self.batched_product(shares, all_values, of_query);
+        self.release_all([shares.tensor, all_values.tensor, all_keys.tensor, scaled_query.tensor, mask]);
+        let by_token = self.alloc(of_query, Category::Activation);
+        self.elementwise(2 * of_query, [attended.tensor, by_token]);
+        let by_token = self.output_of(by_token, attended.number, GraphOperation::Reorder, &[attended]);
+        self.release(attended.tensor);
+        by_token
+    }
+
+    /// Zeros for earlier tokens, and minus infinity for later ones.
+    fn causal_mask(&mut self, shape: AttentionShape) -> Tensor {
+        let pairs = u64::from(self.graph.length) * u64::from(self.graph.length);
+        let ones = self.temporary(pairs);
+        let is_earlier = self.temporary(pairs);
+        self.release(ones);
+        let constants = [(); 2].map(|()| self.temporary(shape.number.bytes()));
+        let mask = self.temporary(pairs * shape.number.bytes());
+        self.elementwise(pairs * (1 + shape.number.bytes()), [is_earlier, mask]);
+        self.release_all(constants);
+        self.release(is_earlier);
+        mask
+    }
+
+    /// Keys or values, once for every head that shares them, with this many bytes.
+    fn repeat_heads(&mut self, heads: Variable, bytes: u64) -> Variable {
+        let repeated = self.alloc(bytes, Category::Activation);
+        let of_heads = self.bytes(heads.tensor);
+        self.elementwise(bytes + of_heads, [heads.tensor, repeated]);
+        self.output_of(repeated, heads.number, GraphOperation::RepeatHeads { bytes: of_heads }, &[heads])
+    }
+
+    /// The softmax of every row; rows without any number would be zeros.
+    fn safe_softmax(&mut self, scores: Variable) -> Variable {
+        let bytes = self.bytes(scores.tensor);
+        let shares = self.alloc(bytes, Category::Activation);
+        self.elementwise(2 * bytes, [scores.tensor, shares]);
+        self.save_for(&[scores], [shares]);
+        let pairs = bytes / scores.number.bytes();
+        let is_masked = self.temporary(pairs);
+        let is_empty = self.temporary(pairs / u64::from(self.graph.length));
+        let zero = self.temporary(scores.number.bytes());
+        self.elementwise(bytes + pairs, [scores.tensor, is_masked, is_empty]);
+        self.release_all([zero, is_empty, is_masked]);
+        self.output_of(shares, scores.number, GraphOperation::SoftMax, &[scores])
+    }
+
+    /// A product for every head, with this many bytes.
+    fn batched_product(&mut self, left: Variable, right: Variable, bytes: u64) -> Variable {
+        // Each is saved for the gradient of the other.
+        self.save_for(&[left], [right.tensor]);
+        self.save_for(&[right], [left.tensor]);
+        let of_operands = [left, right].map(|operand| self.bytes(operand.tensor));
+        let output = self.alloc(bytes, Category::Activation);
+        self.ensure_matrix_workspace();
+        self.elementwise(of_operands[0] + of_operands[1] + bytes, [left.tensor, right.tensor, output]);
+        let operation = GraphOperation::BatchedProduct { bytes: of_operands };
+        self.output_of(output, left.number, operation, &[left, right])
+    }
+
+    /// The gradients of both operands; that of the second comes first.
+    pub(crate) fn batched_product_backward(
+        &mut self,
+        saved: &UnpackedTensors,
+        bytes: [u64; 2],
+        incoming: Tensor,
+    ) -> Gradients {
+        let mut gradients = [None; MOST_EDGES];
+        for place in [1, 0] {
+            if saved.edges[place].is_needed() {
+                let gradient = self.temporary(bytes[place]);
+                self.ensure_matrix_workspace();
+                let traffic = self.bytes(incoming) + bytes[0] + bytes[1];
+                let other = if saved.edges[0].is_needed() { place } else { 0 };
+                self.elementwise(traffic, [incoming, saved.operand(other, incoming), gradient]);
+                gradients[place] = Some(gradient);
+            }
+        }
+        gradients
+    }
+
+    /// The sum over the heads that share a key or a value.
+    pub(crate) fn repeat_heads_backward(&mut self, bytes: u64, incoming: Tensor) -> Tensor {
+        let sum = self.temporary(bytes);
+        self.work(Work::Reduction { bytes: self.bytes(incoming) }, [incoming, sum]);
+        sum
+    }
+}
+
+impl TensorMachine {
+    /// A number for every head and pair of tokens, from a table with a row per bucket of distances. The result is a view
+    /// with the heads first.
+    pub(crate) fn position_bias(&mut self, table: WeightId, heads: u32, is_bidirectional: bool) -> Variable {
+        let length = u64::from(self.graph.length);
+        let (of_tokens, of_pairs) = (INDEX * length, INDEX * length * length);
+        let range = self.temporary(of_tokens);
+        let queries = self.replaced(range, of_tokens);
+        let keys = self.temporary(of_tokens);
+        let distances = self.temporary(of_pairs);
+        self.elementwise(of_pairs, [queries, keys, distances]);
+        let buckets = self.distance_buckets(distances, is_bidirectional);
+        let lookup = Lookup { count: length * length, width: heads, is_expanded: false, is_permuted: true };
+        let bias = self.look_up(table, buckets, lookup);
+        self.release_all([queries, keys, distances, buckets]);
+        bias
+    }
+
+    /// The bucket of every distance: near ones have their own, far ones share one by their logarithm.
+    fn distance_buckets(&mut self, distances: Tensor, is_bidirectional: bool) -> Tensor {
+        let of_pairs = self.bytes(distances);
+        let (flags, numbers) = (of_pairs / INDEX, of_pairs / INDEX * NumberFormat::Single.bytes());
+        let mut half = None;
+        let first = self.temporary(if is_bidirectional { flags } else { of_pairs });
+        let lengths = if is_bidirectional {
+            // Distances to later tokens have the second half of the buckets.
+            let is_later = self.replaced(first, of_pairs);
+            let scaled = self.replaced(is_later, of_pairs);
+            half = Some(self.replaced(scaled, of_pairs));
+            self.temporary(of_pairs)
+        } else {
+            let smaller = self.replaced(first, of_pairs);
+            self.replaced(smaller, of_pairs)
+        };
+        let is_near = self.temporary(flags);
+        let mut far = self.temporary(numbers);
+        for _ in 0..4 {
+            // A quotient, the logarithm, a quotient and a product.
+            far = self.replaced(far, numbers);
+        }
+        let far = self.replaced(far, of_pairs);
+        let far = self.replaced(far, of_pairs);
+        let limit = self.temporary(of_pairs);
+        let limited = self.temporary(of_pairs);
+        self.release_all([limit, far]);
+        let chosen = self.temporary(of_pairs);
+        self.elementwise(3 * of_pairs, [is_near, lengths, limited, chosen]);
+        let buckets = match half {
+            Some(half) => {
+                self.release(chosen);
+                half
+            }
+            None => self.replaced(chosen, of_pairs),
+        };
+        self.release_all([lengths, is_near, limited]);
+        buckets
+    }
+
+    /// A bias as a contiguous mask. A causal one has the least number at later tokens.
+    pub(crate) fn bias_mask(&mut self, bias: Variable, is_causal: bool) -> Variable {
+        if !is_causal {
+            return self.contiguous(bias);
+        }
+        let length = u64::from(self.graph.length);
+        let ranges = [(); 2].map(|()| self.temporary(INDEX * length));
+        let is_earlier = self.temporary(length * length);
+        self.elementwise(length * length, [ranges[0], ranges[1], is_earlier]);
+        self.release_all(ranges);
+        self.save_for(&[bias], [is_earlier]);
+        let constant = bias.number.bytes();
+        let least = self.temporary(constant);
+        let bytes = self.bytes(bias.tensor);
+        let chosen = self.temporary(bytes);
+        self.elementwise(2 * bytes, [is_earlier, bias.tensor, chosen]);
+        let chosen = self.output_of(chosen, bias.number, GraphOperation::Choose { constant }, &[bias]);
+        self.release(least);
+        let mask = self.contiguous(chosen);
+        self.release_all([is_earlier, chosen.tensor]);
+        mask
+    }
+
+    /// The gradient, with zeros where the constant was chosen.
+    pub(crate) fn choose_backward(&mut self, saved: &UnpackedTensors, constant: u64, incoming: Tensor) -> Tensor {
+        let zero = self.temporary(constant);
+        let bytes = self.bytes(incoming);
+        let gradient = self.temporary(bytes);
+        self.elementwise(2 * bytes, [saved.operand(0, incoming), incoming, gradient]);
+        self.release(zero);
+        gradient
+    }
+
+    /// Zeros for every head and pair of tokens. They need a gradient where blocks are checkpointed, as transformers
+    /// has it.
+    pub(crate) fn zero_bias(&mut self, heads: u32, number: NumberFormat) -> Variable {
+        let length = u64::from(self.graph.length);
+        let zeros = self.alloc(u64::from(heads) * length * length * number.bytes(), Category::Activation);
+        let bias = Variable::constant(zeros, number);
+        if self.plan.techniques.checkpoint_every.is_some() { self.with_gradient(bias) } else { bias }
+    }
+
+    /// A new tensor made from another one, which is released.
+    fn replaced(&mut self, before: Tensor, bytes: u64) -> Tensor {
+        let after = self.temporary(bytes);
+        self.elementwise(2 * bytes, [before, after]);
+        self.release(before);
+        after
     }
 }

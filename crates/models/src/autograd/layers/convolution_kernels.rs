@@ -104,6 +104,17 @@ impl ConvolutionShape {
     }
 }
 
+/// The workspace of the gradient of a filter whose strides are its sides, so that it cuts images of few channels into
+/// patches: 16-bit kernels copy images and filter with eight channels. Read off one recording.
+pub(crate) fn patch_filter_workspace(input: u64, output: u64, filter: u64, channels: u64, number: NumberFormat) -> u64 {
+    const CHANNELS: u64 = 8;
+    const REST: u64 = 272;
+    match number {
+        NumberFormat::Single => 0,
+        NumberFormat::Half => ((input + filter) / channels * CHANNELS + output) * number.bytes() + REST,
+    }
+}
+
 /// Which convolutions have tried all their kernels; nothing without a search (`cudnn.benchmark = False`).
 #[derive(Clone, Debug, Default)]
 pub(crate) struct KernelSearch(Option<[[bool; 3]; CHOICES.len()]>);

@@ -20,6 +20,13 @@ pub(crate) struct LinearWeights {
     pub(crate) split: TensorSplit,
     /// Two thin trainable weights beside a frozen one.
     pub(crate) adapter: Option<LoraAdapter>,
+    /// Whether the rows of several sequences are made one matrix for the product, so that the gradients are views.
+    pub(crate) flattens: bool,
+    /// Whether autocast casts weight, input and bias in this order (`addmm`), instead of bias, weight and input (`linear`):
+    /// it casts the last argument first.
+    pub(crate) casts_weight_first: bool,
+    /// Whether the weight has 4 bits.
+    pub(crate) is_quantized: bool,
 }
 
 /// Low-rank adaptation: a product through `rank` numbers per row.
@@ -33,7 +40,17 @@ pub(crate) struct LoraAdapter {
 impl LinearWeights {
     /// A product without bias and adapter.
     pub(crate) fn plain(weight: WeightId, inputs: u32, outputs: u32, split: TensorSplit) -> LinearWeights {
-        LinearWeights { weight, bias: None, inputs, outputs, split, adapter: None }
+        LinearWeights {
+            weight,
+            bias: None,
+            inputs,
+            outputs,
+            split,
+            adapter: None,
+            flattens: false,
+            casts_weight_first: false,
+            is_quantized: false,
+        }
     }
 
     /// The same product with weights that are this many places further in the list.
@@ -64,10 +81,13 @@ struct LinearOperands {
 impl TensorMachine {
     /// The product of every row with a weight.
     pub(crate) fn linear(&mut self, input: Variable, linear: LinearWeights, category: Category) -> Variable {
+        if linear.is_quantized {
+            return self.quantized_linear(input, linear);
+        }
         let operands = self.linear_operands(input, &linear);
         let records = self.save_linear_operands(&operands, &linear);
         let number = operands.input.number;
-        let rows = self.rows_in(operands.input.tensor, linear.inputs, number);
+        let rows = self.size(operands.input) / (u64::from(linear.inputs) * number.bytes());
         let output = self.alloc(rows * u64::from(linear.outputs) * number.bytes(), category);
         match linear.bias {
             Some(_) => self.ensure_fused_matrix_workspace(),
@@ -84,6 +104,7 @@ impl TensorMachine {
             number,
             is_biased: linear.bias.is_some(),
             split: linear.split,
+            flattens: linear.flattens,
         };
         let edges = self.linear_edges(&linear, &operands);
         let output = self.output(output, number, records, GraphOperation::Linear(shape), &edges);
@@ -160,6 +181,9 @@ impl TensorMachine {
         if shape.split == TensorSplit::Outputs {
             self.sum_over_tensor_ranks(gradient);
         }
+        if shape.flattens {
+            self.becomes_view(gradient);
+        }
         gradient
     }
 
@@ -170,14 +194,25 @@ impl TensorMachine {
         let rows = self.rows_in(incoming, outputs, number) as u32;
         let work = self.matrix_product(ProductRole::WeightGradient, outputs.into(), inputs.into(), rows, number);
         self.work(work, [incoming, input, gradient]);
+        if shape.flattens {
+            // The product has the transposed weight.
+            self.becomes_view(gradient);
+        }
         gradient
     }
 
     /// The operands in the format of the product. Autocast casts the last argument first.
     fn linear_operands(&mut self, input: Variable, linear: &LinearWeights) -> LinearOperands {
-        let bias = linear.bias.map(|bias| self.product_weight(bias));
-        let weight = self.product_weight(linear.weight);
-        let cast_input = self.cast_for_product(input);
+        let (bias, weight, cast_input);
+        if linear.casts_weight_first {
+            weight = self.product_weight(linear.weight);
+            cast_input = self.cast_for_product(input);
+            bias = linear.bias.map(|bias| self.product_weight(bias));
+        } else {
+            bias = linear.bias.map(|bias| self.product_weight(bias));
+            weight = self.product_weight(linear.weight);
+            cast_input = self.cast_for_product(input);
+        }
         let copy = |variable: Variable, is_copy: bool| is_copy.then_some(variable.tensor);
         LinearOperands {
             copies: [

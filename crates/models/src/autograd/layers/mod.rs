@@ -5,11 +5,13 @@
 mod attention;
 pub(crate) mod convolution;
 pub(crate) mod convolution_kernels;
-mod embedding;
+pub(crate) mod embedding;
 pub(crate) mod experts;
 pub(crate) mod linear;
 mod loss;
 pub(crate) mod norm;
+pub(crate) mod pointwise;
+pub(crate) mod quantized;
 mod scratch;
 
 use super::{
@@ -23,6 +25,9 @@ use oomph_trace::Category;
 
 /// Bytes of an index: a token, a position, a class, the place of a maximum.
 pub(crate) const INDEX: u64 = 8;
+/// The keys of attention to a cache are rounded up to this many: one shape of work per length would let the tables of a
+/// long trace grow without bound.
+pub(crate) const KEYS_STEP: u32 = 64;
 
 /// Where ReLU writes its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +48,7 @@ impl TensorMachine {
     pub(crate) fn add_in_place(&mut self, left: Variable, right: Variable) -> Variable {
         let bytes = self.bytes(left.tensor);
         self.elementwise(3 * bytes, [right.tensor, left.tensor]);
-        let operation = GraphOperation::Add { narrowed: None, broadcast_over: None };
+        let operation = GraphOperation::Add { narrowed: [None; 2], broadcast_over: None };
         self.output_of(left.tensor, left.number, operation, &[left, right])
     }
 
@@ -60,39 +65,40 @@ impl TensorMachine {
         let bytes = of_left / left.number.bytes() * number.bytes();
         let sum = self.alloc(bytes, category);
         self.elementwise(bytes + of_left + of_right, [left.tensor, right.tensor, sum]);
-        let narrowed = (right.number < number).then_some(of_right);
+        let narrowed =
+            [(left, of_left), (right, of_right)].map(|(part, bytes)| (part.number < number).then_some(bytes));
         self.output_of(sum, number, GraphOperation::Add { narrowed, broadcast_over }, &[left, right])
     }
 
-    /// Both operands get the gradient as it is, unless the second is narrower or was the same for all sequences.
+    /// Both operands get the gradient as it is, unless one is narrower or the second was the same for all sequences.
     pub(crate) fn add_backward(
         &mut self,
         saved: &UnpackedTensors,
-        narrowed: Option<u64>,
+        narrowed: [Option<u64>; 2],
         broadcast_over: Option<u32>,
         incoming: Tensor,
     ) -> Gradients {
-        let [to_left, to_right, _] = saved.edges;
         let mut gradients = [None; MOST_EDGES];
-        if to_left.is_needed() {
-            gradients[0] = Some(self.retain(incoming));
-        }
-        if !to_right.is_needed() {
-            return gradients;
-        }
         let bytes = self.bytes(incoming);
-        gradients[1] = Some(if let Some(sequences) = broadcast_over {
-            let sum = self.temporary(bytes / u64::from(sequences));
-            self.sum_rows(sequences.into(), u64::from(self.graph.length) * u64::from(self.plan.shape.width));
-            self.work(Work::Reduction { bytes }, [incoming, sum]);
-            sum
-        } else if let Some(narrow) = narrowed {
-            let cast = self.temporary(narrow);
-            self.elementwise(bytes + narrow, [incoming, cast]);
-            cast
-        } else {
-            self.retain(incoming)
-        });
+        for (place, narrow) in narrowed.into_iter().enumerate() {
+            if !saved.edges[place].is_needed() {
+                continue;
+            }
+            gradients[place] = Some(match (narrow, broadcast_over.filter(|_| place == 1)) {
+                (_, Some(sequences)) => {
+                    let sum = self.gradient_along(saved.edges[1], bytes / u64::from(sequences));
+                    self.sum_rows(sequences.into(), u64::from(self.graph.length) * u64::from(self.plan.shape.width));
+                    self.work(Work::Reduction { bytes }, [incoming, sum]);
+                    sum
+                }
+                (Some(narrow), None) => {
+                    let cast = self.temporary(narrow);
+                    self.elementwise(bytes + narrow, [incoming, cast]);
+                    cast
+                }
+                (None, None) => self.retain(incoming),
+            });
+        }
         gradients
     }
 
@@ -159,7 +165,7 @@ impl TensorMachine {
     /// trainable weights until it ends and casts frozen weights again for every product.
     pub(crate) fn product_weight(&mut self, weight: WeightId) -> (Variable, bool) {
         let tensor = self.weight_on_device(weight);
-        let plain = Variable::constant(tensor, self.plan.precision.of_weights());
+        let plain = Variable::constant(tensor, self.weight_number(weight));
         if !self.plan.precision.is_autocast() {
             return (plain, false);
         }
@@ -193,12 +199,21 @@ impl TensorMachine {
         to: GradientEdge,
         category: Category,
     ) -> Variable {
-        let bytes = self.bytes(input.tensor);
+        let bytes = self.size(input);
         let to_bytes = bytes / input.number.bytes() * number.bytes();
         let cast = self.alloc(to_bytes, category);
         self.elementwise(bytes + to_bytes, [input.tensor, cast]);
         let records = self.records(input.needs_gradient() || to.is_needed());
         self.output(cast, number, records, GraphOperation::Cast { bytes }, &[to])
+    }
+
+    /// A variable in a format: cast, or one more reference where it has that format.
+    pub(crate) fn in_format(&mut self, input: Variable, number: NumberFormat) -> Variable {
+        if input.number == number {
+            self.retain(input.tensor);
+            return input;
+        }
+        self.cast(input, number, input.edge(), Category::Activation)
     }
 
     /// The gradient in the format before the cast.

@@ -1,6 +1,6 @@
 //! Layer norm over the numbers of a token, and batch norm over all images.
 
-use super::scratch;
+use super::{pointwise::Factor, scratch};
 use crate::autograd::{
     graph::{GradientEdge, Gradients, GraphOperation, MOST_EDGES, Tensor, Variable, WeightId},
     machine::TensorMachine,
@@ -23,6 +23,15 @@ pub(crate) struct BatchNorm {
     pub(crate) weights: NormWeights,
     pub(crate) running: [WeightId; 2],
     pub(crate) channels: u32,
+}
+
+/// How an RMS norm that is made of plain operators multiplies its scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RmsStyle {
+    /// After the rows are narrowed again, as Llama does.
+    ScaleLast,
+    /// In single precision, one plus the weight, as Gemma does.
+    ScaleInSingle,
 }
 
 /// The place of the input among what layer norm saves, in PyTorch's order.
@@ -48,6 +57,56 @@ impl TensorMachine {
         let to = |weight| if trainable { GradientEdge::Weight(weight) } else { GradientEdge::None };
         let edges = [input.edge(), to(weights.scale), to(weights.shift)];
         self.output(output, input.number, records, GraphOperation::LayerNorm, &edges)
+    }
+
+    /// Divides every row by the root of the mean of its squares, in single precision and operator by operator.
+    pub(crate) fn rms_norm(&mut self, input: Variable, scale: WeightId, style: RmsStyle) -> Variable {
+        let columns = self.weights[scale as usize].elements;
+        let wide = self.in_format(input, NumberFormat::Single);
+        let squares = self.power(wide);
+        let variance = self.row_mean(squares, columns);
+        self.release(squares.tensor);
+        let shifted = self.shift(variance);
+        if style == RmsStyle::ScaleInSingle {
+            self.release(variance.tensor);
+        }
+        let inverse = self.inverse_root(shifted);
+        self.release(shifted.tensor);
+        let normed = self.multiply(wide, Factor::per_row(inverse), Category::Activation);
+        self.release_all([inverse.tensor, wide.tensor]);
+        match style {
+            RmsStyle::ScaleLast => {
+                let narrow = self.in_format(normed, input.number);
+                let weight = self.weight_factor(scale);
+                let output = self.multiply(weight, narrow, Category::Activation);
+                self.release_all([narrow.tensor, normed.tensor, variance.tensor]);
+                output
+            }
+            RmsStyle::ScaleInSingle => {
+                let factor = self.one_plus_weight(scale);
+                let scaled = self.multiply(normed, Factor::for_rows(factor), Category::Temporary);
+                self.release_all([factor.tensor, normed.tensor]);
+                let output = self.in_format(scaled, input.number);
+                self.release(scaled.tensor);
+                output
+            }
+        }
+    }
+
+    /// A weight in single precision, plus one.
+    fn one_plus_weight(&mut self, id: WeightId) -> Variable {
+        let tensor = self.weight_on_device(id);
+        let number = self.plan.precision.of_weights();
+        let trainable = self.weights[id as usize].trainable;
+        let to = if trainable { GradientEdge::Weight(id) } else { GradientEdge::None };
+        let weight = Variable::constant(tensor, number);
+        if number == NumberFormat::Single {
+            return self.shift_of(weight, to);
+        }
+        let wide = self.cast(weight, NumberFormat::Single, to, Category::Temporary);
+        let shifted = self.shift(wide);
+        self.release(wide.tensor);
+        shifted
     }
 
     fn save_statistics(&mut self, records: bool, mean: Tensor, deviation: Tensor) {

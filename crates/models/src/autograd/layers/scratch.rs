@@ -78,6 +78,27 @@ pub(crate) fn sort_pairs(items: u64) -> u64 {
     ALIGNMENT - 1 + 2 * round_up(8 * items, ALIGNMENT) + HISTOGRAMS + PASS_COUNTERS + items.div_ceil(TILE) * TILE_STATES
 }
 
+/// The buffer of the sort of a few indices, which one thread block does alone, or of many.
+pub(crate) fn sort_indices(items: u64) -> u64 {
+    const MOST_IN_ONE_TILE: u64 = 2304;
+    if items <= MOST_IN_ONE_TILE { 1 } else { sort_pairs(items) }
+}
+
+/// Up to this many numbers `torch.sort` sorts a row in one thread block, without a buffer.
+pub(crate) const MOST_SORTED_IN_ONE_BLOCK: u64 = 4096;
+
+/// The buffer of a cumulative sum over a few 32-bit numbers.
+pub(crate) const CUMULATIVE_SUM: u64 = 1023;
+
+/// The workspace of a product of several groups: 512 bytes for each multiprocessor.
+pub(crate) const GROUPED_PRODUCT: u64 = 512 * MULTIPROCESSORS;
+
+/// The arguments of such a product: pointers, strides and sizes of each group.
+pub(crate) fn group_arguments(groups: u32) -> u64 {
+    const PER_GROUP: u64 = 60;
+    PER_GROUP * u64::from(groups)
+}
+
 /// The buffer of the scan that finds the distinct sorted indices: a state for each tile and 32 to look back over.
 pub(crate) fn scan(items: u64) -> u64 {
     const ALIGNMENT: u64 = 256;
@@ -89,6 +110,17 @@ pub(crate) fn scan(items: u64) -> u64 {
 pub(crate) fn embedding_segments(indices: u64, table_rows: u64) -> u64 {
     const INDICES_PER_THREAD: u64 = 10;
     indices / INDICES_PER_THREAD + indices.min(table_rows)
+}
+
+/// Whether the partial sums of an embedding's gradient are added to the table at once, because its few rows would not
+/// fill the GPU otherwise.
+pub(crate) fn embedding_adds_at_once(indices: u64, table_rows: u64, width: u64) -> bool {
+    const WARP: u64 = 32;
+    const MOST_THREADS: u64 = 1024;
+    const BLOCKS_PER_MULTIPROCESSOR: u64 = 4;
+    let threads = round_up(width, WARP);
+    let blocks = (indices.min(table_rows) * threads).div_ceil(threads.min(MOST_THREADS));
+    blocks < MULTIPROCESSORS * BLOCKS_PER_MULTIPROCESSOR && embedding_segments(indices, table_rows) > 4 * blocks
 }
 
 /// How many rows of partial sums a layer norm's scale and shift gradients are split into, if they are: where there are

@@ -20,7 +20,7 @@ use crate::{
         plan::{ModelShape, SequenceLengths, TrainingPlan},
         techniques::{self, DataParallel, NumberFormat, Precision, Techniques},
         trainer::PlainTraining,
-        weights::{DeclaredWeight, WeightList},
+        weights::{DeclaredWeight, WeightList, parameter_count},
     },
 };
 use oomph_trace::Category;
@@ -56,14 +56,7 @@ pub(crate) const RESNET: GeneratorEntry = GeneratorEntry {
     ],
     build: |parameters| {
         let (plan, steps) = (read_plan(parameters)?, parameters.count("steps")?);
-        let relu = match parameters.choice("activation")? {
-            "separate" => ReluOutput::NewTensor,
-            _ => ReluOutput::InPlace,
-        };
-        let network =
-            ResNet::new(blocks_per_stage(parameters)?, parameters.count("image")?, plan.shape.vocabulary, relu);
-        let model =
-            Arc::new(network.ok_or_else(|| parameters.refuse("cuDNN's kernels for this network are not known"))?);
+        let model = Arc::new(ResNet::read(parameters)?);
         let kernel_search = match parameters.choice("autotune")? {
             "on" => KernelSearch::exhaustive(),
             _ => KernelSearch::default(),
@@ -71,6 +64,7 @@ pub(crate) const RESNET: GeneratorEntry = GeneratorEntry {
         let (lengths, validation) = (SequenceLengths::fixed(plan.shape), None);
         Ok(PlainTraining { plan, model, lengths, validation, kernel_search, steps }.start())
     },
+    count_weights: Some(|parameters| Ok(parameter_count(&ResNet::read(parameters)?.weights))),
 };
 
 fn blocks_per_stage(parameters: &Parameters<'_>) -> Result<[u32; 4], WorkloadError> {
@@ -92,6 +86,7 @@ fn read_plan(parameters: &Parameters<'_>) -> Result<TrainingPlan, WorkloadError>
         (techniques.checkpoint_every.is_some(), "ckpt"),
         (techniques.in_place, "inplace"),
         (techniques.loss_chunks.is_some(), "chunked_loss"),
+        (techniques.quantized, "qlora"),
         (techniques.lora_rank.is_some(), "lora"),
         (techniques.offload_weights, "offload_params"),
         (techniques.offload_embeddings, "offload_component"),
@@ -141,6 +136,16 @@ struct ResNet {
 }
 
 impl ResNet {
+    fn read(parameters: &Parameters<'_>) -> Result<ResNet, WorkloadError> {
+        let relu = match parameters.choice("activation")? {
+            "separate" => ReluOutput::NewTensor,
+            _ => ReluOutput::InPlace,
+        };
+        let (blocks, image) = (blocks_per_stage(parameters)?, parameters.count("image")?);
+        ResNet::new(blocks, image, parameters.count("classes")?, relu)
+            .ok_or_else(|| parameters.refuse("cuDNN's kernels for this network are not known"))
+    }
+
     /// Declares the weights in torchvision's order. Nothing where cuDNN's choice for a shape is not known.
     fn new(blocks_per_stage: [u32; 4], image: u32, classes: u32, relu: ReluOutput) -> Option<ResNet> {
         let mut list = WeightList::default();
@@ -222,8 +227,8 @@ impl ConvolutionUnit {
         let shape = ConvolutionShape::new(shape, side)?;
         let weight = list.declare(shape.filter(), true);
         let [scale, shift] = [(); 2].map(|()| list.declare(channels.into(), true));
-        let running = [(); 2].map(|()| list.declare(channels.into(), false));
-        list.declare(COUNTER, false);
+        let running = [(); 2].map(|()| list.declare_buffer(channels.into(), None));
+        list.declare_buffer(COUNTER, None);
         let norm = BatchNorm { weights: NormWeights { scale, shift }, running, channels };
         Some(ConvolutionUnit { convolution: Convolution { weight, shape }, norm })
     }

@@ -13,7 +13,7 @@ use crate::{
     Generator, GeneratorEntry, Parameter, SeededRandom,
     autograd::{
         graph::{SavingMode, Tensor, Variable},
-        layers::INDEX,
+        layers::{INDEX, KEYS_STEP},
         machine::TensorMachine,
         plan::{self, ModelShape, TrainingPlan},
         techniques::{NumberFormat, Precision, Techniques},
@@ -23,9 +23,6 @@ use oomph_base::Work;
 use oomph_trace::{Category, MarkKind, TraceBuilder};
 
 const MOST_TOKENS: u32 = 1 << 18;
-/// The keys of attention are rounded up to this many: one shape of work per length would let the tables of a long trace
-/// grow without bound.
-const KEYS_STEP: u32 = 64;
 
 /// The registry entry of serving.
 pub(crate) const SERVING: GeneratorEntry = GeneratorEntry {
@@ -85,6 +82,7 @@ pub(crate) const SERVING: GeneratorEntry = GeneratorEntry {
             })
         }))
     },
+    count_weights: None,
 };
 
 /// How the cache of a sequence grows.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::{
     GeneratorEntry, Parameter, Parameters, WorkloadError,
     autograd::{
-        graph::{SavingMode, Tensor, TensorSplit, Variable, WeightId},
+        graph::{Tensor, TensorSplit, Variable, WeightId},
         layers::{
             INDEX,
             convolution_kernels::KernelSearch,
@@ -20,7 +20,7 @@ use crate::{
         plan::{self, SequenceLengths, TrainingPlan},
         techniques,
         trainer::{PlainTraining, Validation},
-        weights::{DeclaredWeight, WeightList},
+        weights::{DeclaredWeight, WeightList, parameter_count},
     },
 };
 use oomph_trace::Category;
@@ -52,11 +52,13 @@ pub(crate) const TRANSFORMER: GeneratorEntry = GeneratorEntry {
     ],
     build: |parameters| {
         let (plan, steps) = (TrainingPlan::read(parameters)?, parameters.count(plan::STEPS.name)?);
+        plan.refuse_quantized().map_err(|reason| parameters.refuse(reason))?;
         let lengths = SequenceLengths::read(plan.shape, parameters)?;
         let validation = read_validation(parameters, plan.shape.context)?;
         let (model, kernel_search) = (Arc::new(Transformer::new(&plan)), KernelSearch::default());
         Ok(PlainTraining { plan, model, lengths, validation, kernel_search, steps }.start())
     },
+    count_weights: Some(|parameters| Ok(parameter_count(&Transformer::new(&TrainingPlan::read(parameters)?).weights))),
 };
 
 fn read_validation(parameters: &Parameters<'_>, context: u32) -> Result<Option<Validation>, WorkloadError> {
@@ -139,17 +141,6 @@ impl Transformer {
         x
     }
 
-    fn checkpointed_block(&self, machine: &mut TensorMachine, layer: u32, input: Variable) -> Variable {
-        let every = machine.plan.techniques.checkpoint_every.filter(|_| machine.saving != SavingMode::Off);
-        if !every.is_some_and(|every| layer.is_multiple_of(every)) {
-            return self.block(machine, layer, input);
-        }
-        let outer = machine.begin_checkpoint(layer, input);
-        let output = self.block(machine, layer, input);
-        machine.end_checkpoint(outer);
-        output
-    }
-
     fn block(&self, machine: &mut TensorMachine, layer: u32, input: Variable) -> Variable {
         let (middle, lowered) = match self.blocks[layer as usize].mlp {
             MlpWeights::Experts(_) => self.block_until_experts(machine, layer, input),
@@ -221,7 +212,7 @@ impl ModelArchitecture for Transformer {
         let mut x = self.embed(machine, ids);
         for layer in 0..self.blocks.len() as u32 {
             machine.enter_layer(layer);
-            let output = self.checkpointed_block(machine, layer, x);
+            let output = machine.checkpointed(layer, x, [], |machine| self.block(machine, layer, x));
             machine.release(x.tensor);
             x = output;
             machine.leave_layer(layer);
@@ -318,7 +309,7 @@ impl TransformerWeights<'_> {
             up: self.list.declare(u64::from(rank) * u64::from(outputs), true),
             rank,
         });
-        LinearWeights { weight, bias, inputs, outputs, split, adapter }
+        LinearWeights { bias, adapter, ..LinearWeights::plain(weight, inputs, outputs, split) }
     }
 
     fn embedding(&mut self, rows: u32, width: u32) -> WeightId {
@@ -342,8 +333,10 @@ mod tests {
 
     fn small(techniques: &str, steps: u32) -> Recipe {
         let shape = [("layers", 4), ("width", 256), ("heads", 4), ("vocab", 5000), ("context", 256), ("batch", 8)];
-        let recipe =
-            Recipe::named("gpt-124m").unwrap().with("techniques", techniques).with("steps", &steps.to_string());
+        let recipe = Recipe::named("reference-gpt-163m")
+            .unwrap()
+            .with("techniques", techniques)
+            .with("steps", &steps.to_string());
         shape.iter().fold(recipe, |recipe, (key, value)| recipe.with(key, &value.to_string()))
     }
 
