@@ -232,13 +232,13 @@ pub struct ThreadsArgs {
     #[command(flatten)]
     pub(super) options: StressOptions,
     /// Threads that call at once.
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=256))]
+    #[arg(long, value_name = "N", default_value_t = ThreadsOptions::default().threads, value_parser = clap::value_parser!(u64).range(1..=256))]
     threads: u64,
     /// Calls of each thread in a process.
-    #[arg(long, value_name = "N", default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = ThreadsOptions::default().calls, value_parser = clap::value_parser!(u64).range(1..))]
     calls: u64,
     /// Processes, each with a new plugin.
-    #[arg(long, value_name = "N", default_value_t = 12, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = ThreadsOptions::default().processes, value_parser = clap::value_parser!(u64).range(1..))]
     processes: u64,
 }
 
