@@ -54,11 +54,14 @@ pub const USUAL_WAYS: [(&str, &str); 9] = [
     ("LoRA on 4-bit weights (QLoRA), checkpoints", "amp,ckpt,qlora"),
 ];
 
+/// The words of techniques that change the optimizer, AdamW.
+pub const OPTIMIZER_WORDS: [&str; 4] = ["sgd", "adam8bit", "fused", "foreach_off"];
+
 impl ModelUse {
     /// The usual ways to train, with this optimizer instead of their own where one is named.
     #[must_use]
     pub fn usual(optimizer: Option<&str>) -> Vec<ModelUse> {
-        let is_optimizer = |word: &str| word == "sgd" || word == "adam8bit";
+        let is_optimizer = |word: &str| OPTIMIZER_WORDS.contains(&word);
         let ways = USUAL_WAYS.iter().filter(|(_, words)| optimizer.is_none() || !words.split(',').any(is_optimizer));
         // AdamW is the default and has no word.
         let further = optimizer.filter(|word| is_optimizer(word));

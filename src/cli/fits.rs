@@ -10,7 +10,7 @@ use super::{
     source::path_argument,
 };
 use crate::{
-    answer::fits::{FitRow, FitsQuestion, ModelUse, fits},
+    answer::fits::{FitRow, FitsQuestion, ModelUse, OPTIMIZER_WORDS, fits},
     device::Card,
     models::Recipe,
     suite::SourceSpec,
@@ -47,7 +47,8 @@ pub struct Args {
     /// Tokens per sequence [default: what the model takes, 2048 at most].
     #[arg(long, value_name = "N")]
     context: Option<u32>,
-    /// The optimizer, instead of those of the usual ways: adamw, sgd or adam8bit.
+    /// The optimizer, instead of those of the usual ways: adamw, fused (AdamW), foreach_off (AdamW),
+    /// sgd or adam8bit.
     #[arg(long, value_name = "NAME")]
     optimizer: Option<String>,
     /// Only this way to train, instead of the usual ones: words of `--set techniques=`, separated by commas.
@@ -114,10 +115,11 @@ impl Args {
 
     fn uses(&self) -> Result<Vec<ModelUse>, CommandError> {
         let optimizer = match self.optimizer.as_deref() {
-            known @ (None | Some("adamw" | "sgd" | "adam8bit")) => known,
-            Some(other) => {
-                return Err(CommandError::usage(anyhow!("--optimizer {other}: known are adamw, sgd and adam8bit")));
+            Some(other) if other != "adamw" && !OPTIMIZER_WORDS.contains(&other) => {
+                let known = OPTIMIZER_WORDS.join(", ");
+                return Err(CommandError::usage(anyhow!("--optimizer {other}: known are adamw, {known}")));
             }
+            known => known,
         };
         if let Some(words) = &self.techniques {
             let optimizer = optimizer.filter(|word| *word != "adamw").map(str::to_owned);

@@ -90,7 +90,7 @@ fn wrong_models_are_refused() {
     for (arguments, reason) in [
         (
             &["fits", "llama-1b/config.json", "--card", "24GiB", "--optimizer", "lion"][..],
-            "known are adamw, sgd and adam8bit",
+            "known are adamw, sgd, adam8bit, fused, foreach_off",
         ),
         (&["fits", "checkerboard", "--card", "24GiB"], "'checkerboard' is not a model in training"),
         (&["fits", "llama-1b/confg.json", "--card", "24GiB"], "no such file; did you mean"),

@@ -13,6 +13,7 @@ import math
 import pickle
 import struct
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -35,6 +36,13 @@ CLASSES = {
     "vit": AutoModelForImageClassification,
 }
 
+OPTIMIZERS = {
+    "adamw": torch.optim.AdamW,
+    "adamw_fused": partial(torch.optim.AdamW, fused=True),
+    "adamw_loop": partial(torch.optim.AdamW, foreach=False),
+    "sgd": torch.optim.SGD,
+}
+
 
 def arguments() -> argparse.Namespace:
     """Reads the command line."""
@@ -46,7 +54,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--amp", action="store_true", help="autocast to bfloat16, with float32 weights")
     parser.add_argument("--ckpt", action="store_true", help="gradient checkpointing")
-    parser.add_argument("--optimizer", choices=["adamw", "sgd"], default="adamw")
+    parser.add_argument("--optimizer", choices=list(OPTIMIZERS), default="adamw")
     parser.add_argument("--lora", type=int, metavar="R", help="train LoRA adapters of this rank (peft)")
     parser.add_argument("--qlora", type=int, metavar="R", help="the same on weights of 4 bits (bitsandbytes)")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write a memory snapshot")
@@ -138,8 +146,7 @@ def main() -> None:
     if args.ckpt and not args.qlora:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     trained = [p for p in model.parameters() if p.requires_grad]
-    kind = torch.optim.AdamW if args.optimizer == "adamw" else torch.optim.SGD
-    optimizer = kind(trained, lr=1e-4)
+    optimizer = OPTIMIZERS[args.optimizer](trained, lr=1e-4)
 
     for _ in range(args.steps):
         batch = inputs(config, args.batch, args.context, dtype)

@@ -62,7 +62,7 @@ def main() -> None:
         found = run(row, args.oomph)
         differences = [f"{100 * (found[peak] / int(row[peak]) - 1):+.4f} %" for peak in PEAKS]
         print(f"{row['name']:42} {found['peak_allocated']:>14,} {found['peak_reserved']:>14,}  {'  '.join(differences)}", flush=True)
-        row.update({peak: str(found[peak]) for peak in PEAKS})
+        row.update({column: str(found[column]) for column in ("parameters", *PEAKS)})
     if args.write:
         with open(FOLDER / "truth.csv", "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")

@@ -196,6 +196,7 @@ impl ModelConfig<'_> {
                 settings.push(("positions", positions.to_string()));
                 settings.push(("dropout", self.drops(&["resid_pdrop", "embd_pdrop", "attn_pdrop"], 0.1)?));
             }
+            "phi" => settings.push(("dropout", self.drops(&["resid_pdrop"], 0.0)?)),
             "mistral" | "mixtral" => {
                 // Mistral has a window unless it is null; Mixtral has none unless it is set.
                 let has_default = self.model_type == "mistral" && !self.fields.contains_key("sliding_window");
@@ -262,7 +263,7 @@ impl ModelConfig<'_> {
         }
         let dropouts: &[&str] = match self.model_type {
             "gpt2" => &[],
-            "phi" => &["resid_pdrop", "embd_pdrop", "attention_dropout"],
+            "phi" => &["embd_pdrop", "attention_dropout"],
             "gpt_neox" => &["hidden_dropout", "attention_dropout"],
             _ => &["attention_dropout"],
         };
@@ -438,5 +439,9 @@ mod tests {
         let error = refused("{\"model_type\": \"llama\", \"hidden_size\": \"wide\"}");
         assert!(error.ends_with("'hidden_size' takes a whole number, not \"wide\""), "{error}");
         assert!(refused("{").contains("not a configuration"));
+        let odd = recipe("{\"model_type\": \"bert\", \"hidden_size\": 1000, \"num_attention_heads\": 10}").unwrap();
+        let error = odd.clone().with("techniques", "amp").workload().err().unwrap().to_string();
+        assert!(error.contains("heads of 100 numbers are not modelled: not a multiple of 8"), "{error}");
+        assert!(odd.workload().is_ok());
     }
 }

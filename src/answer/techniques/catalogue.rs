@@ -182,6 +182,9 @@ pub static TECHNIQUES: &[Technique] = &[
     technique("zero_fill", "Gradients zeroed instead of set to None", "never: set_to_none is the default"),
     technique("sgd", "SGD instead of AdamW", "where it converges"),
     technique("adam8bit", "8-bit AdamW", "many weights, small batch"),
+    technique("fused", "Fused AdamW", "always on a GPU: no temporaries in the update"),
+    technique("foreach_off", "AdamW weight by weight (foreach=False)", "when the update is the peak"),
+    technique("lora", "LoRA adapters of rank 8", "fine-tuning on one card"),
     technique("chunked_loss", "Chunked cross-entropy", "large vocabularies"),
     technique("empty_cache", "empty_cache after every step", "never as a habit: reserved, not peak"),
     technique("ddp", "Data parallel over 8 ranks, per rank", "speed, not memory").with_words("ddp:8"),
@@ -190,6 +193,9 @@ pub static TECHNIQUES: &[Technique] = &[
     technique("zero3", "ZeRO 3 over 8 ranks, per rank", "a model larger than the GPU")
         .with_words("zero3:8")
         .with_published(SHARDING),
+    technique("tensor_parallel", "Tensor parallel over 4 ranks, per rank", "wide layers, fast links")
+        .with_words("tensor_parallel:4"),
+    technique("pipeline", "Pipeline of 4 stages, the first one", "deep models, slow links").with_words("pipeline:4"),
     technique("amp+ckpt", "Mixed precision and checkpointing", "the usual pair for language models"),
     technique("amp+accum4", "Mixed precision and accumulation", "keeping the batch, at speed"),
     technique("ckpt+accum4", "Checkpointing and accumulation", "single precision on small cards"),

@@ -44,9 +44,12 @@ impl Program {
         if self.dtype == "bfloat16" {
             words.push("bf16_model".to_owned());
         }
-        if self.optimizer == "sgd" {
-            words.push("sgd".to_owned());
-        }
+        words.extend(match self.optimizer.as_str() {
+            "adamw" => None,
+            "adamw_fused" => Some("fused".to_owned()),
+            "adamw_loop" => Some("foreach_off".to_owned()),
+            other => Some(other.to_owned()),
+        });
         let techniques = self.techniques.split('+').filter(|word| !word.is_empty());
         words.extend(techniques.map(|word| word.replace("lora", "lora:")));
         let recipe =

@@ -36,6 +36,9 @@ impl NumericEffect {
             "ckpt" | "offload" | "offload_optimizer" | "offload_params" | "offload_component" => NumericEffect::Same,
             // The same values in the same or less memory.
             "inplace" | "empty_cache" | "gc" => NumericEffect::Same,
+            // The same update, by other kernels; the fused one rounds fewer intermediate values.
+            "foreach_off" => NumericEffect::Same,
+            "fused" => NumericEffect::Rounding,
             // Sums over parts of a batch, of rows, of columns.
             "chunked_loss" | "tensor_parallel" => NumericEffect::Same,
             // Gradients of micro-batches are summed. `torch.nn.BatchNorm2d` takes mean and variance of the micro-batch.

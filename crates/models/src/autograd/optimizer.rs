@@ -3,7 +3,7 @@
 use super::{
     graph::{Tensor, WeightId},
     machine::TensorMachine,
-    techniques::{NumberFormat, Optimizer, Precision},
+    techniques::{NumberFormat, Optimizer, Precision, UpdateLoop},
 };
 use oomph_base::{StreamId, Work};
 use oomph_trace::Category;
@@ -35,23 +35,27 @@ impl TensorMachine {
         self.layer = None;
     }
 
-    /// AdamW over the list of all weights at once (`_multi_tensor_adamw`): the temporary of every weight is live until the
-    /// last weight is updated.
+    /// AdamW: its state, then the update by one of PyTorch's three implementations.
     fn update_with_adam(&mut self, updated: &[WeightId]) {
         let has_master = self.plan.precision == Precision::HalfModel { master_weights: true };
         let bytes_of = |machine: &TensorMachine, id: WeightId| {
             let number = if has_master { NumberFormat::Single } else { machine.weight_number(id) };
             machine.shard_elements(id) * number.bytes()
         };
+        let update_loop = self.plan.techniques.update_loop;
         let mut is_first = false;
         for &id in updated {
             if self.weights[id as usize].state.is_empty() {
                 is_first = true;
                 let (bytes, count) = (bytes_of(self, id), if has_master { 3 } else { 2 });
                 self.layer = self.weights[id as usize].layer;
+                // The fused kernel reads the number of the step on the GPU (`Adam._init_group`).
+                let is_fused = update_loop == UpdateLoop::Fused;
+                let step = is_fused.then(|| self.alloc(NumberFormat::Single.bytes(), Category::Optimizer));
                 let mut state = vec![self.alloc(bytes, Category::Optimizer)];
                 self.collect_while_making_state();
                 state.extend((1..count).map(|_| self.alloc(bytes, Category::Optimizer)));
+                state.extend(step);
                 self.weights[id as usize].state = state;
             }
         }
@@ -68,21 +72,46 @@ impl TensorMachine {
                 self.elementwise(8 * bytes, [gradient, mean, square]);
             }
         }
-        let roots = self.temporary_for_each(updated, bytes_of);
+        let roots = match update_loop {
+            UpdateLoop::Foreach => self.temporary_for_each(updated, bytes_of),
+            UpdateLoop::Fused | UpdateLoop::OneByOne => Vec::new(),
+        };
         self.collect_while_updating(updated.len());
         if is_first {
             self.leave_objects_of_first_update();
         }
-        for (&id, &root) in updated.iter().zip(&roots) {
-            let (bytes, weight) = (bytes_of(self, id), &self.weights[id as usize]);
+        let mut last = None;
+        for (place, &id) in updated.iter().enumerate() {
+            let bytes = bytes_of(self, id);
+            let root = roots
+                .get(place)
+                .copied()
+                .or_else(|| (update_loop == UpdateLoop::OneByOne).then(|| self.root_of_one(id, bytes, &mut last)));
+            let weight = &self.weights[id as usize];
             if let (Some(tensor), &[mean, square, ..]) = (weight.resident(), weight.state.as_slice()) {
                 // The root in three passes; then the weight, from it and the first mean.
-                self.elementwise(10 * bytes, [square, root, mean, tensor]);
+                match root {
+                    Some(root) => self.elementwise(10 * bytes, [square, root, mean, tensor]),
+                    None => self.elementwise(10 * bytes, [square, mean, tensor]),
+                }
             }
         }
-        for temporary in roots.into_iter().rev().chain(widened.into_iter().rev()) {
+        for temporary in last.into_iter().chain(roots.into_iter().rev()).chain(widened.into_iter().rev()) {
             self.release(temporary);
         }
+    }
+
+    /// The root for one weight (`_single_tensor_adamw`): it is divided into a second temporary, which a Python variable keeps
+    /// until that of the next weight replaces it.
+    fn root_of_one(&mut self, id: WeightId, bytes: u64, last: &mut Option<Tensor>) -> Tensor {
+        self.layer = self.weights[id as usize].layer;
+        let root = self.temporary(bytes);
+        let divided = self.temporary(bytes);
+        self.release(root);
+        if let Some(previous) = last.replace(divided) {
+            self.release(previous);
+        }
+        divided
     }
 
     fn temporary_for_each(

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::techniques::{Precision, Techniques};
+use super::techniques::{NumberFormat, Precision, Techniques};
 use crate::{Parameter, Parameters, SeededRandom, WorkloadError};
 
 /// The longest sequence; with the largest batch, all tokens of a step still fit the shapes of work.
@@ -160,7 +160,8 @@ impl TrainingPlan {
     }
 
     /// Refuses techniques that the models of transformers do not follow yet: their memory would be wrong.
-    pub(crate) fn refuse_unmodelled(&self, has_adapters: bool) -> Result<(), String> {
+    pub(crate) fn refuse_unmodelled(&self, has_adapters: bool, head_width: u32) -> Result<(), String> {
+        self.refuse_padded_heads(head_width)?;
         let techniques = &self.techniques;
         let refused = [
             ("qlora", techniques.quantized && !has_adapters),
@@ -174,6 +175,22 @@ impl TrainingPlan {
         match refused.into_iter().find(|(_, is_set)| *is_set) {
             Some((word, _)) => Err(format!("technique '{word}' is not modelled for this model yet")),
             None => Ok(()),
+        }
+    }
+
+    /// Refuses heads that PyTorch pads for its fused kernels of attention (`pad_last_dim`, in 16 bits) or that these do not
+    /// take (`check_mem_efficient_attention`, in 32 bits).
+    pub(crate) fn refuse_padded_heads(&self, head_width: u32) -> Result<(), String> {
+        let step = match self.precision.of_attended() {
+            NumberFormat::Half => 8,
+            NumberFormat::Single => 4,
+        };
+        match head_width.is_multiple_of(step) {
+            true => Ok(()),
+            false => Err(format!(
+                "heads of {head_width} numbers are not modelled: not a multiple of {step}; `oomph rehearse` runs the model's \
+                 own code"
+            )),
         }
     }
 

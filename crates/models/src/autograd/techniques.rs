@@ -13,7 +13,7 @@ pub(crate) const TECHNIQUES: Parameter = Parameter::words(
     "",
     "memory-saving techniques: amp, fp16, bf16_model, bf16_master, tf32, ckpt, ckpt2, accum2, accum4, accum8, \
      offload, offload_optimizer, offload_params, offload_component, inplace, zero_fill, empty_cache[:n|forward|backward|\
-     step|phase], gc[:n], sgd, adam8bit, chunked_loss[:n], lora[:rank], qlora[:rank], ddp[:n], zero1:n, zero2:n, zero3:n, \
+     step|phase], gc[:n], sgd, adam8bit, fused, foreach_off, chunked_loss[:n], lora[:rank], qlora[:rank], ddp[:n], zero1:n, zero2:n, zero3:n, \
      tensor_parallel:n, pipeline:n",
 );
 /// An older name of the words for number formats.
@@ -128,12 +128,24 @@ impl Precision {
 /// The optimizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Optimizer {
-    /// Two running means, over lists of tensors.
+    /// Two running means; see [`UpdateLoop`].
     AdamW,
     /// No state.
     Sgd,
     /// Two running means in 8 bits, tensor by tensor.
     Adam8Bit,
+}
+
+/// PyTorch's implementations of AdamW. They differ in what is live during the update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UpdateLoop {
+    /// All weights at once, the default on a GPU (`_multi_tensor_adamw`): the temporary of every weight is live until the
+    /// last weight is updated.
+    Foreach,
+    /// One kernel without temporaries (`AdamW(fused=True)`).
+    Fused,
+    /// One weight after the other (`AdamW(foreach=False)`).
+    OneByOne,
 }
 
 /// How ranks that train on different data divide the work.
@@ -176,6 +188,7 @@ pub(crate) struct Techniques {
     /// Every n-th step calls Python's garbage collector.
     pub(crate) collect_garbage_every: Option<u32>,
     pub(crate) optimizer: Optimizer,
+    pub(crate) update_loop: UpdateLoop,
     pub(crate) loss_chunks: Option<u32>,
     pub(crate) lora_rank: Option<u32>,
     /// Frozen weights have 4 bits.
@@ -199,6 +212,7 @@ impl Default for Techniques {
             empty_cache: EmptyCache::Never,
             collect_garbage_every: None,
             optimizer: Optimizer::AdamW,
+            update_loop: UpdateLoop::Foreach,
             loss_chunks: None,
             lora_rank: None,
             quantized: false,
@@ -286,7 +300,7 @@ impl TechniqueWords {
 /// Words of which only one can be given.
 const EXCLUSIVE: [&[&str]; 4] = [
     &["amp", "fp16", "bf16_model", "bf16_master"],
-    &["sgd", "adam8bit"],
+    &["sgd", "adam8bit", "fused", "foreach_off"],
     &["ddp", "zero1", "zero2", "zero3"],
     &["lora", "qlora"],
 ];
@@ -317,6 +331,8 @@ impl TechniqueParser {
         match name {
             "sgd" => techniques.optimizer = Optimizer::Sgd,
             "adam8bit" => techniques.optimizer = Optimizer::Adam8Bit,
+            "fused" => techniques.update_loop = UpdateLoop::Fused,
+            "foreach_off" => techniques.update_loop = UpdateLoop::OneByOne,
             "offload" => techniques.offload_activations = true,
             "offload_optimizer" => techniques.offload_optimizer = true,
             "offload_params" => (techniques.offload_weights, techniques.offload_optimizer) = (true, true),
@@ -364,6 +380,10 @@ impl TechniqueParser {
         }
         if techniques.offload_optimizer && techniques.optimizer == Optimizer::Adam8Bit {
             return clash("adam8bit", "offload_optimizer", "8-bit Adam updates on the device");
+        }
+        if techniques.offload_optimizer && techniques.update_loop != UpdateLoop::Foreach {
+            let word = if self.has("fused") { "fused" } else { "foreach_off" };
+            return clash(word, "offload_optimizer", "the host updates the weights");
         }
         let shards = matches!(techniques.data_parallel, DataParallel::Sharded { .. });
         if shards && techniques.offload_weights {
@@ -450,6 +470,8 @@ mod tests {
             ("ddp,zero2:4", "'ddp' and 'zero2:4' contradict: only one of them can be set"),
             ("zero2:2,zero2:4", "'zero2:2' and 'zero2:4' contradict: only one of them can be set"),
             ("sgd,offload_optimizer", "'sgd' and 'offload_optimizer' contradict: plain SGD has no state to offload"),
+            ("fused,foreach_off", "'fused' and 'foreach_off' contradict: only one of them can be set"),
+            ("fused,offload_optimizer", "'fused' and 'offload_optimizer' contradict: the host updates the weights"),
             ("ckpt,ckpt2", "'ckpt' and 'ckpt2' contradict: only one of them can be set"),
             ("accum4,accum4", "technique 'accum4' is given twice"),
             (

@@ -88,7 +88,7 @@ pub(crate) const DECODER: GeneratorEntry = GeneratorEntry {
         let (plan, steps) = (TrainingPlan::read(parameters)?, parameters.count(plan::STEPS.name)?);
         let lengths = SequenceLengths::read(plan.shape, parameters)?;
         let shape = DecoderShape::read(parameters, &plan)?;
-        plan.refuse_unmodelled(shape.has_adapters()).map_err(|reason| parameters.refuse(reason))?;
+        plan.refuse_unmodelled(shape.has_adapters(), shape.head_width).map_err(|reason| parameters.refuse(reason))?;
         shape.check_quantized(&plan).map_err(|reason| parameters.refuse(reason))?;
         shape.check_window(&plan).map_err(|reason| parameters.refuse(reason))?;
         let model = Arc::new(Decoder::new(&plan, shape));
@@ -359,6 +359,7 @@ impl Decoder {
         let attended = self.attention(machine, weights, normed);
         match self.shape.family {
             DecoderFamily::Phi => {
+                let attended = self.dropped(machine, attended);
                 let lowered = self.mlp(machine, weights, normed);
                 let output = self.sum_of_three(machine, [attended, lowered, input]);
                 machine.release_all([normed.tensor, attended.tensor, lowered.tensor]);
@@ -486,7 +487,11 @@ impl Decoder {
     fn projected(&self, machine: &mut TensorMachine, attended: Variable, weights: LinearWeights) -> Variable {
         let output = machine.linear(attended, weights, Category::Temporary);
         machine.release(attended.tensor);
-        self.dropped(machine, output)
+        match self.shape.family {
+            // The block drops them.
+            DecoderFamily::Phi => output,
+            _ => self.dropped(machine, output),
+        }
     }
 
     fn rotated(&self, machine: &mut TensorMachine, heads: Variable) -> Variable {

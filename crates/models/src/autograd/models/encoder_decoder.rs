@@ -61,9 +61,10 @@ pub(crate) const ENCODER_DECODER: GeneratorEntry = GeneratorEntry {
     ],
     build: |parameters| {
         let (plan, steps) = (TrainingPlan::read(parameters)?, parameters.count(plan::STEPS.name)?);
-        plan.refuse_unmodelled(false).map_err(|reason| parameters.refuse(reason))?;
+        let shape = T5Shape::read(parameters, &plan)?;
+        plan.refuse_unmodelled(false, shape.head_width).map_err(|reason| parameters.refuse(reason))?;
         let lengths = SequenceLengths::read(plan.shape, parameters)?;
-        let model = Arc::new(T5::new(&plan, T5Shape::read(parameters, &plan)?));
+        let model = Arc::new(T5::new(&plan, shape));
         let kernel_search = KernelSearch::default();
         Ok(PlainTraining { plan, model, lengths, validation: None, kernel_search, steps }.start())
     },

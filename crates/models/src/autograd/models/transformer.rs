@@ -467,8 +467,8 @@ mod tests {
         fn any_techniques_are_refused_or_train(
             words in prop::sample::subsequence(vec![
                 "amp", "fp16", "bf16_model", "ckpt", "accum2", "offload", "offload_optimizer", "offload_params",
-                "offload_component", "inplace", "zero_fill", "empty_cache", "gc", "sgd", "adam8bit", "chunked_loss",
-                "lora", "ddp", "zero1:2", "zero2:2", "zero3:2", "tensor_parallel:2", "pipeline:2", "tf32",
+                "offload_component", "inplace", "zero_fill", "empty_cache", "gc", "sgd", "adam8bit", "fused",
+                "foreach_off", "chunked_loss", "lora", "ddp", "zero1:2", "zero2:2", "zero3:2", "tensor_parallel:2", "pipeline:2", "tf32",
             ], 0..6),
         ) {
             let techniques = words.join(",");

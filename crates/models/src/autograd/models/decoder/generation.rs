@@ -86,6 +86,7 @@ fn read(parameters: &Parameters<'_>) -> Result<(TrainingPlan, DecoderShape), Wor
     let precision = Precision::HalfModel { master_weights: false };
     let plan = TrainingPlan { shape, precision, techniques: Techniques::default() };
     let shape = DecoderShape::read(parameters, &plan)?;
+    plan.refuse_padded_heads(shape.head_width).map_err(|reason| parameters.refuse(reason))?;
     shape.check_window(&plan).map_err(|reason| parameters.refuse(reason))?;
     if shape.family == DecoderFamily::Mixtral {
         return Err(parameters.refuse("answers of a mixture of experts are not modelled yet"));
