@@ -15,6 +15,36 @@ use oomph_base::{did_you_mean_among, nearest, read_text_file};
 const MODEL_TYPES: [&str; 12] =
     ["llama", "mistral", "qwen2", "qwen3", "gemma", "phi", "gpt_neox", "gpt2", "mixtral", "bert", "vit", "t5"];
 
+/// Settings that change memory and that no generator has: the model types (none: all), the field, and the value, as JSON,
+/// that it may have. Taken from the fields that the modeling files of transformers 5.22 read.
+const UNMODELLED: &[(&[&str], &str, &str)] = &[
+    (&[], "quantization_config", "null"),
+    (&[], "attn_implementation", "\"sdpa\""),
+    (&[], "_attn_implementation", "\"sdpa\""),
+    (&[], "output_attentions", "false"),
+    (&[], "output_hidden_states", "false"),
+    (&[], "chunk_size_feed_forward", "0"),
+    (&[], "pruned_heads", "{}"),
+    (&[], "is_decoder", "false"),
+    (&[], "add_cross_attention", "false"),
+    (&["llama", "mistral", "mixtral", "qwen3", "gemma"], "attention_bias", "false"),
+    (&["llama", "mistral", "mixtral", "qwen3", "gemma"], "mlp_bias", "false"),
+    (&["llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "phi", "gpt_neox"], "attention_dropout", "0"),
+    (&["qwen2", "qwen3"], "use_sliding_window", "false"),
+    (&["gemma"], "use_bidirectional_attention", "false"),
+    (&["phi"], "embd_pdrop", "0"),
+    (&["phi"], "qk_layernorm", "false"),
+    (&["gpt_neox"], "attention_bias", "true"),
+    (&["gpt_neox"], "hidden_dropout", "0"),
+    (&["gpt_neox"], "use_parallel_residual", "true"),
+    (&["mixtral"], "output_router_logits", "false"),
+    (&["mixtral"], "router_jitter_noise", "0"),
+    (&["bert"], "tie_word_embeddings", "true"),
+    (&["vit"], "qkv_bias", "true"),
+    (&["vit"], "hidden_dropout_prob", "0"),
+    (&["vit"], "attention_probs_dropout_prob", "0"),
+];
+
 /// A configuration with tokens of this number at most is trained with all of them.
 const LONGEST_DEFAULT_CONTEXT: u64 = 2048;
 
@@ -91,6 +121,7 @@ impl ModelConfig<'_> {
 
     /// The parameters of the generator.
     fn settings(&self) -> Result<Vec<(&'static str, String)>, WorkloadError> {
+        self.refuse_unmodelled()?;
         let settings = match self.model_type {
             "bert" => self.encoder_settings()?,
             "vit" => self.vision_settings()?,
@@ -119,14 +150,8 @@ impl ModelConfig<'_> {
 
     fn vision_settings(&self) -> Result<Vec<(&'static str, String)>, WorkloadError> {
         self.expect_activation("hidden_act", &["gelu"], "gelu")?;
-        if !self.flag("qkv_bias", true)? {
-            return Err(self.refuse("qkv_bias", "false is not modelled".to_owned()));
-        }
         let labels = self.fields.get("id2label").and_then(Value::as_object).map(|labels| labels.len() as u64);
         let classes = self.count(&["num_labels"], Some(labels.unwrap_or(2)))?;
-        if self.drops(&["hidden_dropout_prob", "attention_probs_dropout_prob"], 0.0)? == "yes" {
-            return Err(self.refuse("hidden_dropout_prob", "above 0 is not modelled".to_owned()));
-        }
         Ok(vec![
             ("layers", self.count(&["num_hidden_layers"], Some(12))?.to_string()),
             ("width", self.count(&["hidden_size"], Some(768))?.to_string()),
@@ -163,7 +188,7 @@ impl ModelConfig<'_> {
     }
 
     fn decoder_settings(&self) -> Result<Vec<(&'static str, String)>, WorkloadError> {
-        self.refuse_unmodelled()?;
+        self.expect_decoder_activation()?;
         let width = self.count(&["hidden_size", "n_embd"], None)?;
         let heads = self.count(&["num_attention_heads", "n_head"], None)?;
         if heads == 0 {
@@ -249,29 +274,44 @@ impl ModelConfig<'_> {
         }
     }
 
-    /// Settings that change memory and that no generator has.
+    /// A setting that changes memory is never ignored.
     fn refuse_unmodelled(&self) -> Result<(), WorkloadError> {
-        let biases = ["attention_bias", "mlp_bias"]
-            .into_iter()
-            .filter(|_| !matches!(self.model_type, "gpt2" | "phi" | "gpt_neox" | "qwen2"));
-        for name in biases {
-            if self.flag(name, false)? {
-                return Err(
-                    self.refuse(name, "true is not modelled; `oomph rehearse` runs the model's own code".to_owned())
-                );
+        for &(model_types, name, modelled) in UNMODELLED {
+            let Some((_, value)) = self.first(&[name]) else { continue };
+            let is_zero = modelled == "0" && value.as_f64() == Some(0.0);
+            let concerns = model_types.is_empty() || model_types.contains(&self.model_type);
+            if concerns && !is_zero && value.to_string() != modelled {
+                let shown = if value.is_object() || value.is_array() { String::new() } else { format!("{value} ") };
+                return Err(self.refuse_for_rehearsal(name, &format!("{shown}is not modelled")));
             }
         }
-        let dropouts: &[&str] = match self.model_type {
-            "gpt2" => &[],
-            "phi" => &["embd_pdrop", "attention_dropout"],
-            "gpt_neox" => &["hidden_dropout", "attention_dropout"],
-            _ => &["attention_dropout"],
+        let layers = self.first(&["layer_types"]).and_then(|(_, value)| value.as_array());
+        if layers.is_some_and(|layers| layers.iter().any(|layer| layer != "full_attention")) {
+            return Err(self.refuse_for_rehearsal("layer_types", "other than full_attention are not modelled"));
+        }
+        self.expect_architecture()
+    }
+
+    /// Other heads than the usual one take other memory.
+    fn expect_architecture(&self) -> Result<(), WorkloadError> {
+        let named = self.first(&["architectures"]).and_then(|(_, value)| value.as_array()?.first()?.as_str());
+        let known: &[&str] = match self.model_type {
+            "bert" => &["BertForMaskedLM"],
+            "vit" => &["ViTForImageClassification"],
+            "t5" => &["T5ForConditionalGeneration", "T5WithLMHeadModel"],
+            "gpt2" => &["GPT2LMHeadModel"],
+            _ => &["ForCausalLM"],
         };
-        for name in dropouts {
-            if self.share(name, 0.0)? > 0.0 {
-                return Err(self.refuse(name, "above 0 is not modelled".to_owned()));
+        match named {
+            Some(class) if !known.iter().any(|known| class.ends_with(known)) => {
+                let reason = format!("'{class}' is not modelled, only {}: without this line that is taken", known[0]);
+                Err(self.refuse_for_rehearsal("architectures", &reason))
             }
+            _ => Ok(()),
         }
+    }
+
+    fn expect_decoder_activation(&self) -> Result<(), WorkloadError> {
         match self.model_type {
             "gpt2" => self.expect_activation("activation_function", &["gelu_new"], "gelu_new")?,
             "phi" => self.expect_activation("hidden_act", &["gelu_new"], "gelu_new")?,
@@ -282,9 +322,6 @@ impl ModelConfig<'_> {
                 "gelu_pytorch_tanh",
             )?,
             _ => self.expect_activation("hidden_act", &["silu", "gelu", "gelu_pytorch_tanh"], "silu")?,
-        }
-        if self.model_type == "gpt_neox" && !self.flag("use_parallel_residual", true)? {
-            return Err(self.refuse("use_parallel_residual", "false is not modelled".to_owned()));
         }
         Ok(())
     }
@@ -318,6 +355,10 @@ impl ModelConfig<'_> {
     /// The first of these fields that is set and not null.
     fn first<'b>(&'b self, names: &[&'b str]) -> Option<(&'b str, &'b Value)> {
         names.iter().find_map(|name| Some((*name, self.fields.get(*name).filter(|value| !value.is_null())?)))
+    }
+
+    fn refuse_for_rehearsal(&self, name: &str, reason: &str) -> WorkloadError {
+        self.refuse(name, format!("{reason}; `oomph rehearse` runs the model's own code"))
     }
 
     fn refuse(&self, name: &str, reason: String) -> WorkloadError {
@@ -439,6 +480,30 @@ mod tests {
         let error = refused("{\"model_type\": \"llama\", \"hidden_size\": \"wide\"}");
         assert!(error.ends_with("'hidden_size' takes a whole number, not \"wide\""), "{error}");
         assert!(refused("{").contains("not a configuration"));
+        for (model_type, setting, reason) in [
+            ("llama", "\"quantization_config\": {\"bits\": 4}", "'quantization_config' is not modelled"),
+            ("mistral", "\"attn_implementation\": \"eager\"", "'attn_implementation' \"eager\" is not modelled"),
+            ("qwen2", "\"use_sliding_window\": true", "'use_sliding_window' true is not modelled"),
+            ("qwen3", "\"layer_types\": [\"sliding_attention\"]", "'layer_types' other than full_attention"),
+            ("phi", "\"qk_layernorm\": true", "'qk_layernorm' true is not modelled"),
+            ("gpt_neox", "\"attention_bias\": false", "'attention_bias' false is not modelled"),
+            ("mixtral", "\"router_jitter_noise\": 0.1", "'router_jitter_noise' 0.1 is not modelled"),
+            ("bert", "\"is_decoder\": true", "'is_decoder' true is not modelled"),
+            ("vit", "\"hidden_dropout_prob\": 0.1", "'hidden_dropout_prob' 0.1 is not modelled"),
+            ("gpt2", "\"add_cross_attention\": true", "'add_cross_attention' true is not modelled"),
+            (
+                "bert",
+                "\"architectures\": [\"BertForQuestionAnswering\"]",
+                "'architectures' 'BertForQuestionAnswering' is not modelled, only BertForMaskedLM",
+            ),
+        ] {
+            let error = refused(&format!("{{\"model_type\": \"{model_type}\",\n {setting}}}"));
+            assert!(error.contains(&format!("config.json:2:2: {reason}")), "{error}");
+            assert!(error.ends_with("`oomph rehearse` runs the model's own code"), "{error}");
+        }
+        let plain = "{\"model_type\": \"bert\", \"architectures\": [\"BertForMaskedLM\"], \"chunk_size_feed_forward\": 0, \
+                     \"quantization_config\": null}";
+        assert!(recipe(plain).is_ok());
         let odd = recipe("{\"model_type\": \"bert\", \"hidden_size\": 1000, \"num_attention_heads\": 10}").unwrap();
         let error = odd.clone().with("techniques", "amp").workload().err().unwrap().to_string();
         assert!(error.contains("heads of 100 numbers are not modelled: not a multiple of 8"), "{error}");
