@@ -278,10 +278,11 @@ impl ModelConfig<'_> {
     fn refuse_unmodelled(&self) -> Result<(), WorkloadError> {
         for &(model_types, name, modelled) in UNMODELLED {
             let Some((_, value)) = self.first(&[name]) else { continue };
-            let is_zero = modelled == "0" && value.as_f64() == Some(0.0);
+            let shown = value.to_string();
+            let is_modelled = shown == modelled || modelled == "0" && value.as_f64() == Some(0.0);
             let concerns = model_types.is_empty() || model_types.contains(&self.model_type);
-            if concerns && !is_zero && value.to_string() != modelled {
-                let shown = if value.is_object() || value.is_array() { String::new() } else { format!("{value} ") };
+            if concerns && !is_modelled {
+                let shown = if value.is_object() || value.is_array() { String::new() } else { format!("{shown} ") };
                 return Err(self.refuse_for_rehearsal(name, &format!("{shown}is not modelled")));
             }
         }
