@@ -14,7 +14,7 @@ use super::{
 use crate::{
     device::DeviceSpec,
     measure::{CaseDetail, CaseRecord},
-    models::{NumericEffect, Recipe, WorkloadError},
+    models::{NumericEffect, OPTIMIZER_WORDS, Recipe, WorkloadError},
     strategy::StrategySpec,
     trace::Category,
 };
@@ -53,9 +53,6 @@ pub const USUAL_WAYS: [(&str, &str); 9] = [
     ("LoRA on 16-bit weights, checkpoints", "bf16_model,ckpt,lora"),
     ("LoRA on 4-bit weights (QLoRA), checkpoints", "amp,ckpt,qlora"),
 ];
-
-/// The words of techniques that change the optimizer, AdamW.
-pub const OPTIMIZER_WORDS: [&str; 4] = ["sgd", "adam8bit", "fused", "foreach_off"];
 
 impl ModelUse {
     /// The usual ways to train, with this optimizer instead of their own where one is named.

@@ -10,9 +10,9 @@ use super::{
     source::path_argument,
 };
 use crate::{
-    answer::fits::{FitRow, FitsQuestion, ModelUse, OPTIMIZER_WORDS, fits},
+    answer::fits::{FitRow, FitsQuestion, ModelUse, fits},
     device::Card,
-    models::Recipe,
+    models::{OPTIMIZER_WORDS, Recipe},
     suite::SourceSpec,
     trace::torch::GivenFacts,
 };

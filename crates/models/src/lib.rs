@@ -24,7 +24,7 @@ mod recipe;
 mod synthetic;
 mod workload;
 
-pub use autograd::NumericEffect;
+pub use autograd::{NumericEffect, OPTIMIZER_WORDS};
 pub use error::{SettingPlace, WorkloadError};
 pub use generator::{GENERATORS, Generator, GeneratorEntry, GeneratorStart, WeightCounter};
 pub use parameter::{GivenValue, Parameter, ParameterValues, Parameters};

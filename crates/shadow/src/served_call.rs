@@ -1,4 +1,4 @@
-//! The calls about memory, streams and events that the library can pass on to whoever loaded it.
+//! The calls about memory, streams and events that the library can pass on to the program that loaded it.
 //!
 //! A program is rehearsed on the library's own books. A plugin runs on the simulated device of the case that uses it: its
 //! host sets a function ([`Serve`]) that answers these calls. Compiled into the library and into its host, so that both

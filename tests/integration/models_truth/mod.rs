@@ -1,7 +1,7 @@
 //! Models by their config.json against real programs.
 //!
-//! `truth.csv` has what Hugging Face's transformers 5.22 (LoRA: peft 0.21, with 4-bit weights bitsandbytes 0.50) took on PyTorch 2.11 in three steps of
-//! training, each program rehearsed with `tools/models/train.py` by `tools/models/truth.py`. The configurations are
+//! `truth.csv` has what Hugging Face's transformers 5.22 (LoRA: peft 0.21, with 4-bit weights bitsandbytes 0.50) took on
+//! PyTorch 2.11 in three steps of training, each program rehearsed with `tools/models/train.py` by `tools/models/truth.py`. The configurations are
 //! those of published models. `answers.csv` has the same for prompts that are answered (`tools/models/answer.py`).
 
 use std::{path::Path, sync::atomic::AtomicBool};

@@ -163,7 +163,7 @@ fn load(name: &str, contents: &[u8]) -> io::Result<Library> {
     let Some(number) = i32::try_from(number).ok().filter(|number| *number >= 0) else {
         return Err(io::Error::last_os_error());
     };
-    // SAFETY: the descriptor is new and belongs to nobody else.
+    // SAFETY: the descriptor is new, and nothing else uses it.
     let mut file = unsafe { File::from_raw_fd(number) };
     file.write_all(contents)?;
     // The file stays open: the loader takes a second library of the same name for the first.

@@ -223,7 +223,7 @@ impl PluginFunctions for PluginLibrary {
 }
 
 impl PluginLibrary {
-    /// Whoever waits for this process enforces the time-out.
+    /// The process that waits for this one enforces the time-out.
     fn call_from_threads(&self, device: c_int, threads: u64, calls: u64) -> ThreadsOutcome {
         let (alloc, free, guard) = (self.alloc, self.free, self.guard);
         let request = |bytes: u64| {

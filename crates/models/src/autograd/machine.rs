@@ -48,8 +48,9 @@ pub(crate) trait ModelArchitecture: Send + Sync {
         false
     }
 
-    /// Runs a block again for its checkpoint, until everything is saved that was saved the first time.
-    fn recompute_block(&self, machine: &mut TensorMachine, layer: u32, input: Variable);
+    /// Runs a block again for its checkpoint, until everything is saved that was saved the first time. Returns what is then
+    /// to be released, in this order.
+    fn recompute_block(&self, machine: &mut TensorMachine, layer: u32, input: Variable) -> Vec<Tensor>;
 }
 
 /// A batch on the device.

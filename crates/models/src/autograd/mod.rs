@@ -46,4 +46,5 @@ pub(crate) use models::{
     transformer::TRANSFORMER,
 };
 pub use numerics::NumericEffect;
+pub use techniques::OPTIMIZER_WORDS;
 pub(crate) use techniques::{TECHNIQUES, TechniqueWords};

@@ -349,7 +349,9 @@ impl TensorMachine {
         let origin = if input.needs_gradient() { VariableOrigin::Recomputed } else { VariableOrigin::Constant };
         let outer = std::mem::replace(&mut self.saving, SavingMode::Collect(checkpoint));
         let model = self.model.clone();
-        model.recompute_block(self, layer, Variable { tensor, origin, ..input });
+        let made = model.recompute_block(self, layer, Variable { tensor, origin, ..input });
+        self.end_autocast();
+        made.into_iter().for_each(|tensor| self.release(tensor));
         self.is_stopped = false;
         self.saving = outer;
         self.release(tensor);

@@ -297,10 +297,13 @@ impl TechniqueWords {
     }
 }
 
+/// The words that change the optimizer, which is AdamW without them.
+pub const OPTIMIZER_WORDS: [&str; 4] = ["sgd", "adam8bit", "fused", "foreach_off"];
+
 /// Words of which only one can be given.
 const EXCLUSIVE: [&[&str]; 4] = [
     &["amp", "fp16", "bf16_model", "bf16_master"],
-    &["sgd", "adam8bit", "fused", "foreach_off"],
+    &OPTIMIZER_WORDS,
     &["ddp", "zero1", "zero2", "zero3"],
     &["lora", "qlora"],
 ];

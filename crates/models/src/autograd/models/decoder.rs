@@ -751,10 +751,8 @@ impl ModelArchitecture for Decoder {
         order
     }
 
-    fn recompute_block(&self, machine: &mut TensorMachine, layer: u32, input: Variable) {
-        let output = self.block(machine, layer, input);
-        machine.end_autocast();
-        machine.release(output.tensor);
+    fn recompute_block(&self, machine: &mut TensorMachine, layer: u32, input: Variable) -> Vec<Tensor> {
+        vec![self.block(machine, layer, input).tensor]
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::{
     GeneratorEntry, Parameter, Parameters, WorkloadError,
     autograd::{
-        graph::{AttentionShape, TensorSplit, Variable, WeightId},
+        graph::{AttentionShape, Tensor, TensorSplit, Variable, WeightId},
         layers::{
             INDEX,
             convolution_kernels::KernelSearch,
@@ -386,10 +386,8 @@ impl ModelArchitecture for Bert {
         loss
     }
 
-    fn recompute_block(&self, machine: &mut TensorMachine, layer: u32, input: Variable) {
-        let output = self.block(machine, layer, input);
-        machine.end_autocast();
-        machine.release(output.tensor);
+    fn recompute_block(&self, machine: &mut TensorMachine, layer: u32, input: Variable) -> Vec<Tensor> {
+        vec![self.block(machine, layer, input).tensor]
     }
 }
 
@@ -509,10 +507,8 @@ impl ModelArchitecture for Vit {
         result
     }
 
-    fn recompute_block(&self, machine: &mut TensorMachine, layer: u32, input: Variable) {
-        let output = self.block(machine, layer, input);
-        machine.end_autocast();
-        machine.release(output.tensor);
+    fn recompute_block(&self, machine: &mut TensorMachine, layer: u32, input: Variable) -> Vec<Tensor> {
+        vec![self.block(machine, layer, input).tensor]
     }
 }
 

@@ -3,7 +3,7 @@
 //! Written after the modeling file: every operator there is one here, in the same order, and every local variable lives
 //! until its scope ends. The target is as long as the source.
 
-use std::sync::Arc;
+use std::{iter, sync::Arc};
 
 use crate::{
     GeneratorEntry, Parameter, Parameters, WorkloadError,
@@ -399,15 +399,12 @@ impl ModelArchitecture for T5 {
         result
     }
 
-    fn recompute_block(&self, machine: &mut TensorMachine, layer: u32, input: Variable) {
+    fn recompute_block(&self, machine: &mut TensorMachine, layer: u32, input: Variable) -> Vec<Tensor> {
         let mut arguments = self.arguments_of(machine, layer);
         let is_first = layer == 0 || layer == self.encoder_layers;
         let output = self.block(machine, layer, input, &mut arguments);
-        machine.end_autocast();
-        machine.release(output.tensor);
-        if is_first {
-            arguments.biases().for_each(|bias| machine.release(bias.tensor));
-        }
+        let made = arguments.biases().filter(|_| is_first);
+        iter::once(output).chain(made).map(|variable| variable.tensor).collect()
     }
 }
 

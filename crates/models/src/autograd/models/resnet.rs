@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::{
     GeneratorEntry, Parameter, Parameters, WorkloadError,
     autograd::{
-        graph::{TensorSplit, Variable},
+        graph::{Tensor, TensorSplit, Variable},
         layers::{
             INDEX, ReluOutput,
             convolution::Convolution,
@@ -215,7 +215,9 @@ impl ModelArchitecture for ResNet {
     }
 
     /// Never called: residual networks have no checkpoints here.
-    fn recompute_block(&self, _machine: &mut TensorMachine, _layer: u32, _input: Variable) {}
+    fn recompute_block(&self, _machine: &mut TensorMachine, _layer: u32, _input: Variable) -> Vec<Tensor> {
+        Vec::new()
+    }
 }
 
 impl ConvolutionUnit {

@@ -237,7 +237,7 @@ impl ModelArchitecture for Transformer {
     }
 
     /// Stops before the last product where nothing is saved after it.
-    fn recompute_block(&self, machine: &mut TensorMachine, layer: u32, input: Variable) {
+    fn recompute_block(&self, machine: &mut TensorMachine, layer: u32, input: Variable) -> Vec<Tensor> {
         let (middle, last) = match self.blocks[layer as usize].mlp {
             // The last expert saves the places of its rows: it must run to its end.
             MlpWeights::Experts(_) => self.block_until_experts(machine, layer, input),
@@ -253,8 +253,7 @@ impl ModelArchitecture for Transformer {
                 (middle, hidden)
             }
         };
-        machine.end_autocast();
-        machine.release_all([last.tensor, middle.tensor]);
+        vec![last.tensor, middle.tensor]
     }
 }
 
@@ -468,7 +467,8 @@ mod tests {
             words in prop::sample::subsequence(vec![
                 "amp", "fp16", "bf16_model", "ckpt", "accum2", "offload", "offload_optimizer", "offload_params",
                 "offload_component", "inplace", "zero_fill", "empty_cache", "gc", "sgd", "adam8bit", "fused",
-                "foreach_off", "chunked_loss", "lora", "ddp", "zero1:2", "zero2:2", "zero3:2", "tensor_parallel:2", "pipeline:2", "tf32",
+                "foreach_off", "chunked_loss", "lora", "ddp", "zero1:2", "zero2:2", "zero3:2", "tensor_parallel:2",
+                "pipeline:2", "tf32",
             ], 0..6),
         ) {
             let techniques = words.join(",");
