@@ -140,6 +140,8 @@ pub struct FitRow {
     pub optimizer_bytes: u64,
     /// What is saved between input and loss at the allocated peak, the input included.
     pub activations_bytes: u64,
+    /// Scores of tokens or classes at the allocated peak, their copies and gradients included.
+    pub logits_bytes: u64,
     /// Keys and values of earlier tokens at the allocated peak.
     pub cache_bytes: u64,
     /// What operators and the optimizer use for a moment, at the allocated peak.
@@ -223,6 +225,7 @@ impl FitRow {
                 Category::Workspace => &mut self.workspace_bytes,
                 Category::Temporary => &mut self.temporary_bytes,
                 Category::Cache => &mut self.cache_bytes,
+                Category::Logits => &mut self.logits_bytes,
                 Category::Activation | Category::Input | Category::Unknown => &mut self.activations_bytes,
             } += part.bytes;
         }

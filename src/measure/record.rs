@@ -270,6 +270,8 @@ pub struct CaseRecord {
     pub at_peak_unknown_bytes: Option<u64>,
     /// Bytes in blocks of this category at the allocated peak.
     pub at_peak_cache_bytes: Option<u64>,
+    /// Bytes in blocks of this category at the allocated peak.
+    pub at_peak_logits_bytes: Option<u64>,
 }
 
 impl CaseRecord {
@@ -556,6 +558,7 @@ impl CaseRecord {
             (Category::Input, &mut self.at_peak_input_bytes),
             (Category::Unknown, &mut self.at_peak_unknown_bytes),
             (Category::Cache, &mut self.at_peak_cache_bytes),
+            (Category::Logits, &mut self.at_peak_logits_bytes),
         ] {
             *column = Some(parts.iter().filter(|part| part.category == category).map(|part| part.bytes).sum());
         }

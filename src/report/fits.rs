@@ -101,6 +101,7 @@ fn by_category(row: &FitRow) -> String {
         ("gradients", row.gradients_bytes),
         ("optimizer", row.optimizer_bytes),
         ("activations", row.activations_bytes),
+        ("logits", row.logits_bytes),
         ("cache", row.cache_bytes),
         ("temporary", row.temporary_bytes),
         ("workspace", row.workspace_bytes),

@@ -15,10 +15,12 @@ import struct
 import tempfile
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import torch
 import transformers
 from torch import nn
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -41,7 +43,18 @@ OPTIMIZERS = {
     "adamw_fused": partial(torch.optim.AdamW, fused=True),
     "adamw_loop": partial(torch.optim.AdamW, foreach=False),
     "sgd": torch.optim.SGD,
+    # Of bitsandbytes.
+    "adam8bit": lambda *args, **options: bitsandbytes().AdamW8bit(*args, **options),
+    "paged_adam8bit": lambda *args, **options: bitsandbytes().PagedAdamW8bit(*args, **options),
+    "paged_adam": lambda *args, **options: bitsandbytes().PagedAdamW32bit(*args, **options),
 }
+
+
+def bitsandbytes() -> ModuleType:
+    """The optimizers of bitsandbytes."""
+    import bitsandbytes
+
+    return bitsandbytes.optim
 
 
 def arguments() -> argparse.Namespace:
@@ -54,11 +67,30 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--amp", action="store_true", help="autocast to bfloat16, with float32 weights")
     parser.add_argument("--ckpt", action="store_true", help="gradient checkpointing")
+    parser.add_argument("--ckpt_selective", action="store_true", help="the same, but products and attention are kept")
+    parser.add_argument("--liger", action="store_true", help="the kernels of liger-kernel")
     parser.add_argument("--optimizer", choices=list(OPTIMIZERS), default="adamw")
     parser.add_argument("--lora", type=int, metavar="R", help="train LoRA adapters of this rank (peft)")
     parser.add_argument("--qlora", type=int, metavar="R", help="the same on weights of 4 bits (bitsandbytes)")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write a memory snapshot")
     return parser.parse_args()
+
+
+def checkpoint_options(selective: bool) -> dict[str, object]:
+    """Options of checkpoints. Selective ones keep the results of products and of attention."""
+    options: dict[str, object] = {"use_reentrant": False}
+    if selective:
+        aten = torch.ops.aten
+        kept = [
+            aten.mm.default,
+            aten.addmm.default,
+            aten.bmm.default,
+            aten._scaled_dot_product_efficient_attention.default,
+            aten._scaled_dot_product_flash_attention.default,
+            aten._scaled_dot_product_cudnn_attention.default,
+        ]
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, kept)
+    return options
 
 
 def build(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
@@ -134,6 +166,10 @@ def main() -> None:
         torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=10_000_000)
 
     config = AutoConfig.from_pretrained(args.config)
+    if args.liger:
+        from liger_kernel.transformers import _apply_liger_kernel
+
+        _apply_liger_kernel(config.model_type)
     with torch.device("meta"):
         parameters = sum(p.numel() for p in build(config, dtype).parameters())
     if args.qlora:
@@ -143,8 +179,8 @@ def main() -> None:
     else:
         model = build(config, dtype).cuda()
     model.train()
-    if args.ckpt and not args.qlora:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if (args.ckpt or args.ckpt_selective) and not args.qlora:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpoint_options(args.ckpt_selective))
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = OPTIMIZERS[args.optimizer](trained, lr=1e-4)
 

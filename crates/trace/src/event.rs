@@ -258,8 +258,11 @@ oomph_base::named_enum! {
         /// Not known.
         #[default]
         Unknown = "unknown",
-        /// Kept for later requests, such as keys and values of attention. Last: files have the numbers of the others.
+        /// Kept for later requests, such as keys and values of attention. This and the next are last: files have the numbers
+        /// of the others.
         Cache = "cache",
+        /// Scores of classes or tokens, their copies in other formats, and the gradients of both.
+        Logits = "logits",
     }
 }
 

@@ -185,7 +185,8 @@ fn note_memory(record: &mut TechniqueRecord, caching: &CaseRecord) {
     record.at_peak_parameter_bytes = caching.at_peak_parameter_bytes;
     record.at_peak_gradient_bytes = caching.at_peak_gradient_bytes;
     record.at_peak_optimizer_bytes = caching.at_peak_optimizer_bytes;
-    record.at_peak_activation_bytes = caching.at_peak_activation_bytes;
+    let activations = [caching.at_peak_activation_bytes, caching.at_peak_logits_bytes];
+    record.at_peak_activation_bytes = activations.into_iter().sum();
     record.at_peak_temporary_bytes = caching.at_peak_temporary_bytes;
     record.at_peak_workspace_bytes = caching.at_peak_workspace_bytes;
     let others = [caching.at_peak_input_bytes, caching.at_peak_cache_bytes, caching.at_peak_unknown_bytes];

@@ -119,6 +119,10 @@ impl TensorMachine {
             GraphOperation::Join { narrowed } => self.join_backward(saved, narrowed, first),
             GraphOperation::Reorder => one(self.copied_gradient(self.bytes(first), first)),
             GraphOperation::LayerNorm => self.layer_norm_backward(saved, first),
+            GraphOperation::LigerNorm { columns } => self.liger_norm_backward(saved, columns, first),
+            GraphOperation::LigerRotate { copied } => self.liger_rotate_backward(saved, copied, incoming),
+            GraphOperation::LigerGate => self.liger_gate_backward(saved, first),
+            GraphOperation::LigerLoss => self.liger_loss_backward(saved),
             GraphOperation::Linear(shape) => self.linear_backward(saved, shape, first),
             GraphOperation::QuantizedLinear { inputs, outputs } => {
                 self.quantized_linear_backward(inputs, outputs, first)
@@ -236,7 +240,7 @@ impl TensorMachine {
     /// One pass over the incoming gradient and the saved result.
     fn pointwise_backward(&mut self, saved: &UnpackedTensors, incoming: Tensor) -> Tensor {
         let bytes = self.bytes(incoming);
-        let gradient = self.temporary(bytes);
+        let gradient = self.alloc(bytes, self.category_after(incoming, Category::Temporary));
         self.elementwise(3 * bytes, [incoming, saved.operand(0, incoming), gradient]);
         gradient
     }

@@ -2,6 +2,8 @@
 //!
 //! Types only. They know neither the machine nor any layer.
 
+use std::collections::VecDeque;
+
 use super::{
     layers::{
         convolution_kernels::ConvolutionShape,
@@ -203,6 +205,15 @@ pub(crate) enum GraphOperation {
     /// Another order of the same numbers: the gradient is copied into the old order.
     Reorder,
     LayerNorm,
+    /// RMS norm of rows of this many numbers, by liger-kernel, as the three below.
+    LigerNorm {
+        columns: u64,
+    },
+    LigerRotate {
+        copied: [bool; 2],
+    },
+    LigerGate,
+    LigerLoss,
     Linear(LinearShape),
     /// A product with a frozen weight of 4 bits.
     QuantizedLinear {
@@ -316,6 +327,8 @@ pub(crate) struct Checkpoint {
     pub(crate) kept_input: SavedTensor,
     /// Further arguments, which live as long as the input.
     pub(crate) held: Vec<Tensor>,
+    /// Results that a selective checkpoint keeps, in the order in which the block makes them.
+    pub(crate) kept_results: VecDeque<Tensor>,
     /// Saved tensors that refer to this checkpoint; the last one releases the input.
     pub(crate) unreleased: u32,
     /// What running the block again saved, until it is taken.

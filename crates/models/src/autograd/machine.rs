@@ -105,6 +105,8 @@ pub(crate) struct TensorMachine {
     /// References and size of each block, by slot.
     references: Vec<u32>,
     sizes: Vec<u64>,
+    /// Whether a block has scores of tokens or classes, by slot.
+    is_logits: Vec<bool>,
     /// Whether a block is known by a view of it only, by slot. The view holds the tensor that it is a view of, so
     /// autograd does not add to it in place.
     is_viewed: Vec<bool>,
@@ -116,6 +118,8 @@ pub(crate) struct TensorMachine {
     pub(crate) gradients_left: Vec<u16>,
     /// By layer (the first row is for no layer) and category.
     tags: Vec<[Option<TagId>; Category::ALL.len()]>,
+    /// Whether the tables of 8-bit optimizer states are on the device.
+    pub(crate) has_code_tables: bool,
     has_workspace: [bool; 2],
     has_fused_workspace: [bool; 2],
     /// Pinned buffers that are not in use, by size: PyTorch keeps them.
@@ -144,11 +148,13 @@ impl TensorMachine {
             garbage: GarbageCollector::default(),
             references: Vec::new(),
             sizes: Vec::new(),
+            is_logits: Vec::new(),
             is_viewed: Vec::new(),
             is_stopped: false,
             leaves: Vec::new(),
             gradients_left: Vec::new(),
             tags: Vec::new(),
+            has_code_tables: false,
             has_workspace: [false; 2],
             has_fused_workspace: [false; 2],
             spare_host_buffers: BTreeMap::new(),
@@ -166,12 +172,22 @@ impl TensorMachine {
         if place >= self.references.len() {
             self.references.resize(place + 1, 0);
             self.sizes.resize(place + 1, 0);
+            self.is_logits.resize(place + 1, false);
             self.is_viewed.resize(place + 1, false);
         }
         self.references[place] = 1;
         self.sizes[place] = bytes;
+        self.is_logits[place] = category == Category::Logits;
         self.is_viewed[place] = false;
         Tensor(slot)
+    }
+
+    /// The category of what is made of a tensor, number by number: logits stay logits.
+    pub(crate) fn category_after(&self, tensor: Tensor, otherwise: Category) -> Category {
+        match self.is_logits.get(tensor.0 as usize) {
+            Some(true) => Category::Logits,
+            _ => otherwise,
+        }
     }
 
     /// A tensor that is released at the end of the operation, or soon after.

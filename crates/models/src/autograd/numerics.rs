@@ -33,12 +33,16 @@ impl NumericEffect {
         match stem_of(name_of(word)) {
             // Copies and the same operations once more. `torch.utils.checkpoint` restores the state of the random numbers
             // (`preserve_rng_state`), so dropout is the same, too.
-            "ckpt" | "offload" | "offload_optimizer" | "offload_params" | "offload_component" => NumericEffect::Same,
+            "ckpt" | "ckpt_selective" | "offload" | "offload_optimizer" | "offload_params" | "offload_component" => {
+                NumericEffect::Same
+            }
             // The same values in the same or less memory.
             "inplace" | "empty_cache" | "gc" => NumericEffect::Same,
             // The same update, by other kernels; the fused one rounds fewer intermediate values.
             "foreach_off" => NumericEffect::Same,
             "fused" => NumericEffect::Rounding,
+            // The same formulas by fused kernels, which round at other places (liger-kernel).
+            "liger" => NumericEffect::Rounding,
             // Sums over parts of a batch, of rows, of columns.
             "chunked_loss" | "tensor_parallel" => NumericEffect::Same,
             // Gradients of micro-batches are summed. `torch.nn.BatchNorm2d` takes mean and variance of the micro-batch.
@@ -49,8 +53,10 @@ impl NumericEffect {
             // Precision package"). Master weights do the same for a 16-bit model (Micikevicius et al., "Mixed Precision
             // Training", 2018, section 3.1).
             "amp" | "fp16" | "bf16_master" => NumericEffect::Rounding,
+            // paged_adam: the same rule with states in single precision, by a kernel of bitsandbytes.
+            "paged_adam" => NumericEffect::Rounding,
             // - bf16_model: an update below half a unit in the last place of a 16-bit weight is lost (Zamirai et al.,
-            //   "Revisiting BFloat16 Training", 2021). adam8bit: so are changes of 8-bit states (Dettmers et al., "8-bit
+            //   "Revisiting BFloat16 Training", 2021). adam8bit, paged_adam8bit: so are changes of 8-bit states (Dettmers et al., "8-bit
             //   Optimizers via Block-wise Quantization", 2022).
             // - sgd: another rule. lora, qlora: other weights are trained; qlora: and the frozen ones have 4 bits.
             // - zero_fill: optimizers skip a weight whose gradient is None, and update one whose gradient is 0 by its momentum

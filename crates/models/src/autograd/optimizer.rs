@@ -11,6 +11,10 @@ use oomph_trace::Category;
 /// 8-bit state is scaled in blocks of this many numbers; smaller tensors stay in single precision.
 const NUMBERS_PER_SCALE: u64 = 256;
 const FEWEST_IN_8_BITS: u64 = 4096;
+/// Numbers that 8 bits tell apart.
+const NUMBERS_IN_8_BITS: u64 = 256;
+/// Smaller tensors have their state on the device, paged or not (`get_state_buffer`).
+const FEWEST_PAGED: u64 = 100_000;
 
 impl TensorMachine {
     /// Updates every weight that has a gradient.
@@ -27,7 +31,7 @@ impl TensorMachine {
             match self.plan.techniques.optimizer {
                 Optimizer::AdamW => self.update_with_adam(&updated),
                 Optimizer::Sgd => self.update_with_sgd(&updated),
-                Optimizer::Adam8Bit => self.update_in_8_bits(&updated),
+                Optimizer::Adam8Bit | Optimizer::Adam32Bit => self.update_with_bitsandbytes(&updated),
             }
             self.gather_updated_weights(&updated);
         }
@@ -136,35 +140,58 @@ impl TensorMachine {
         }
     }
 
-    /// One kernel per tensor, without temporaries: two bytes of state per number, and a scale for every block of numbers.
-    fn update_in_8_bits(&mut self, updated: &[WeightId]) {
+    /// One kernel per tensor, without temporaries (`Optimizer2State` of bitsandbytes).
+    fn update_with_bitsandbytes(&mut self, updated: &[WeightId]) {
         for &id in updated {
             let elements = self.shard_elements(id);
-            if self.weights[id as usize].state.is_empty() {
+            if !std::mem::replace(&mut self.weights[id as usize].has_state, true) {
                 self.layer = self.weights[id as usize].layer;
-                let is_small = elements < FEWEST_IN_8_BITS;
-                let bytes = if is_small { elements * NumberFormat::Single.bytes() } else { elements };
-                let mut state = vec![self.alloc(bytes, Category::Optimizer), self.alloc(bytes, Category::Optimizer)];
-                if !is_small {
-                    let scales = elements.div_ceil(NUMBERS_PER_SCALE) * NumberFormat::Single.bytes();
-                    state.extend([(); 2].map(|()| self.alloc(scales, Category::Optimizer)));
-                }
-                self.weights[id as usize].state = state;
+                self.weights[id as usize].state = self.bitsandbytes_state(elements);
             }
             let weight = &self.weights[id as usize];
-            if let (Some(tensor), Some(gradient), &[mean, square, ..]) =
-                (weight.resident(), weight.resident_gradient(), weight.state.as_slice())
-            {
+            if let (Some(tensor), Some(gradient)) = (weight.resident(), weight.resident_gradient()) {
+                // Weights, gradients, and both means, read and written.
                 let bytes = 3 * self.bytes(gradient) + 4 * elements;
-                self.elementwise(bytes, [gradient, mean, square, tensor]);
+                match *weight.state {
+                    [mean, square, ..] => self.elementwise(bytes, [gradient, mean, square, tensor]),
+                    _ => self.elementwise(bytes, [gradient, tensor]),
+                }
             }
         }
+    }
+
+    /// Two means: in 8 bits with a scale for every block of numbers, or in single precision. Large ones may be in unified
+    /// memory, which PyTorch's allocator does not see; the trace has them on the host.
+    fn bitsandbytes_state(&mut self, elements: u64) -> Vec<Tensor> {
+        let single = NumberFormat::Single.bytes();
+        let is_wide = self.plan.techniques.optimizer == Optimizer::Adam32Bit || elements < FEWEST_IN_8_BITS;
+        let is_paged = self.plan.techniques.pages_states && elements >= FEWEST_PAGED;
+        let bytes = if is_wide { elements * single } else { elements };
+        if !is_wide && !std::mem::replace(&mut self.has_code_tables, true) {
+            // The numbers that the codes of the first and of the second mean stand for.
+            (0..2).for_each(|_| {
+                self.alloc(NUMBERS_IN_8_BITS * single, Category::Optimizer);
+            });
+        }
+        let mut state = Vec::new();
+        for _ in 0..2 {
+            if is_paged {
+                self.trace.host_alloc(bytes);
+            } else {
+                state.push(self.alloc(bytes, Category::Optimizer));
+            }
+        }
+        if !is_wide {
+            let scales = elements.div_ceil(NUMBERS_PER_SCALE) * single;
+            state.extend([(); 2].map(|()| self.alloc(scales, Category::Optimizer)));
+        }
+        state
     }
 
     /// The host keeps the state and updates the weights: gradients are copied out, weights are copied in.
     fn update_on_host(&mut self, updated: &[WeightId]) {
         for &id in updated {
-            if !std::mem::replace(&mut self.weights[id as usize].has_host_state, true) {
+            if !std::mem::replace(&mut self.weights[id as usize].has_state, true) {
                 // Two means and a single-precision copy of the weight.
                 let bytes = self.shard_elements(id) * NumberFormat::Single.bytes();
                 for _ in 0..3 {

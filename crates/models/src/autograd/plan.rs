@@ -151,21 +151,25 @@ impl TrainingPlan {
         Ok(plan)
     }
 
-    /// Refuses 4-bit weights, which only models of transformers have.
-    pub(crate) fn refuse_quantized(&self) -> Result<(), String> {
-        match self.techniques.quantized {
-            true => Err("technique 'qlora' is modelled for llama and mistral only".to_owned()),
-            false => Ok(()),
+    /// Refuses 4-bit weights and other kernels, which only models of transformers have.
+    pub(crate) fn refuse_libraries(&self) -> Result<(), String> {
+        match (self.techniques.quantized, self.techniques.liger) {
+            (true, _) => Err("technique 'qlora' is modelled for llama and mistral only".to_owned()),
+            (_, true) => Err("technique 'liger' is modelled for llama, mistral, qwen2, qwen3 and gemma only; \
+                              'chunked_loss' fuses the loss alone"
+                .to_owned()),
+            _ => Ok(()),
         }
     }
 
     /// Refuses techniques that the models of transformers do not follow yet: their memory would be wrong.
-    pub(crate) fn refuse_unmodelled(&self, has_adapters: bool, head_width: u32) -> Result<(), String> {
+    pub(crate) fn refuse_unmodelled(&self, is_llama_like: bool, head_width: u32) -> Result<(), String> {
         self.refuse_padded_heads(head_width)?;
         let techniques = &self.techniques;
         let refused = [
-            ("qlora", techniques.quantized && !has_adapters),
-            ("lora", techniques.lora_rank.is_some() && !has_adapters),
+            ("qlora", techniques.quantized && !is_llama_like),
+            ("lora", techniques.lora_rank.is_some() && !is_llama_like),
+            ("liger", techniques.liger && !is_llama_like),
             ("chunked_loss", techniques.loss_chunks.is_some()),
             ("inplace", techniques.in_place),
             ("tensor_parallel", techniques.tensor_ranks > 1),
@@ -173,6 +177,9 @@ impl TrainingPlan {
             ("offload_component", techniques.offload_embeddings),
         ];
         match refused.into_iter().find(|(_, is_set)| *is_set) {
+            Some(("chunked_loss", _)) if is_llama_like => {
+                Err("technique 'chunked_loss' is not modelled for this model; 'liger' fuses its loss".to_owned())
+            }
             Some((word, _)) => Err(format!("technique '{word}' is not modelled for this model yet")),
             None => Ok(()),
         }

@@ -3,6 +3,8 @@
 //! Tensors are kept by default, copied to pinned host memory under `offload`, and dropped inside a checkpoint, which
 //! keeps its input and runs its block again when backward needs the first dropped tensor.
 
+use std::collections::VecDeque;
+
 use super::{
     graph::{
         Checkpoint, GradientEdge, GradientPlace, GraphNode, GraphOperation, MOST_EDGES, SavedTensor, SavingMode,
@@ -280,6 +282,7 @@ impl TensorMachine {
             input,
             kept_input,
             held,
+            kept_results: VecDeque::new(),
             unreleased: 0,
             recomputed: Vec::new(),
             is_recomputed: false,
@@ -295,14 +298,36 @@ impl TensorMachine {
         }
     }
 
-    /// Releases the input of a checkpoint and its further arguments.
+    /// Releases the input of a checkpoint, its further arguments, and the results that were kept and not needed.
     fn release_checkpoint(&mut self, place: usize) {
         let checkpoint = &mut self.graph.checkpoints[place];
-        let (kept_input, held) = (checkpoint.kept_input, std::mem::take(&mut checkpoint.held));
+        let (held, kept) = (std::mem::take(&mut checkpoint.held), std::mem::take(&mut checkpoint.kept_results));
+        let kept_input = checkpoint.kept_input;
         self.release_saved_tensor(kept_input);
-        for argument in held {
-            self.release(argument);
+        for tensor in held.into_iter().chain(kept) {
+            self.release(tensor);
         }
+    }
+
+    /// Memory for the result of a product or of attention, and whether the operator must run. A selective checkpoint keeps
+    /// the results of the first run and takes them for the second (`create_selective_checkpoint_contexts`).
+    pub(crate) fn kept_result(&mut self, bytes: u64, category: Category) -> (Tensor, bool) {
+        let is_selective = self.plan.techniques.keeps_products;
+        if let SavingMode::Collect(checkpoint) = self.saving
+            && is_selective
+            && !self.is_stopped
+            && let Some(kept) = self.graph.checkpoints[checkpoint as usize].kept_results.pop_front()
+        {
+            return (kept, false);
+        }
+        let result = self.alloc(bytes, category);
+        if let SavingMode::Drop(checkpoint) = self.saving
+            && is_selective
+        {
+            let held = self.retain(result);
+            self.graph.checkpoints[checkpoint as usize].kept_results.push_back(held);
+        }
+        (result, true)
     }
 
     /// What running the block again saved at this place; the first call runs it.

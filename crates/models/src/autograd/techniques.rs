@@ -11,9 +11,9 @@ pub(crate) const TECHNIQUES: Parameter = Parameter::words(
     "techniques",
     "amp,ckpt",
     "",
-    "memory-saving techniques: amp, fp16, bf16_model, bf16_master, tf32, ckpt, ckpt2, accum2, accum4, accum8, \
+    "memory-saving techniques: amp, fp16, bf16_model, bf16_master, tf32, ckpt, ckpt2, ckpt_selective, accum2, accum4, accum8, \
      offload, offload_optimizer, offload_params, offload_component, inplace, zero_fill, empty_cache[:n|forward|backward|\
-     step|phase], gc[:n], sgd, adam8bit, fused, foreach_off, chunked_loss[:n], lora[:rank], qlora[:rank], ddp[:n], zero1:n, zero2:n, zero3:n, \
+     step|phase], gc[:n], sgd, adam8bit, paged_adam8bit, paged_adam, fused, foreach_off, chunked_loss[:n], liger, lora[:rank], qlora[:rank], ddp[:n], zero1:n, zero2:n, zero3:n, \
      tensor_parallel:n, pipeline:n",
 );
 /// An older name of the words for number formats.
@@ -132,8 +132,10 @@ pub(crate) enum Optimizer {
     AdamW,
     /// No state.
     Sgd,
-    /// Two running means in 8 bits, tensor by tensor.
+    /// Two running means in 8 bits, tensor by tensor (bitsandbytes).
     Adam8Bit,
+    /// The same in 32 bits.
+    Adam32Bit,
 }
 
 /// PyTorch's implementations of AdamW. They differ in what is live during the update.
@@ -176,6 +178,8 @@ pub(crate) enum EmptyCache {
 pub(crate) struct Techniques {
     /// Every n-th block is run again in backward instead of kept.
     pub(crate) checkpoint_every: Option<u32>,
+    /// Checkpoints keep the results of products and of attention, and run the rest again.
+    pub(crate) keeps_products: bool,
     pub(crate) micro_batches: u32,
     pub(crate) offload_activations: bool,
     pub(crate) offload_optimizer: bool,
@@ -189,7 +193,11 @@ pub(crate) struct Techniques {
     pub(crate) collect_garbage_every: Option<u32>,
     pub(crate) optimizer: Optimizer,
     pub(crate) update_loop: UpdateLoop,
+    /// Large states are in unified memory, which the driver moves between host and device.
+    pub(crate) pages_states: bool,
     pub(crate) loss_chunks: Option<u32>,
+    /// The model runs the kernels of liger-kernel.
+    pub(crate) liger: bool,
     pub(crate) lora_rank: Option<u32>,
     /// Frozen weights have 4 bits.
     pub(crate) quantized: bool,
@@ -202,6 +210,7 @@ impl Default for Techniques {
     fn default() -> Self {
         Techniques {
             checkpoint_every: None,
+            keeps_products: false,
             micro_batches: 1,
             offload_activations: false,
             offload_optimizer: false,
@@ -213,7 +222,9 @@ impl Default for Techniques {
             collect_garbage_every: None,
             optimizer: Optimizer::AdamW,
             update_loop: UpdateLoop::Foreach,
+            pages_states: false,
             loss_chunks: None,
+            liger: false,
             lora_rank: None,
             quantized: false,
             data_parallel: DataParallel::Alone,
@@ -298,14 +309,15 @@ impl TechniqueWords {
 }
 
 /// The words that change the optimizer, which is AdamW without them.
-pub const OPTIMIZER_WORDS: [&str; 4] = ["sgd", "adam8bit", "fused", "foreach_off"];
+pub const OPTIMIZER_WORDS: [&str; 6] = ["sgd", "adam8bit", "paged_adam8bit", "paged_adam", "fused", "foreach_off"];
 
 /// Words of which only one can be given.
-const EXCLUSIVE: [&[&str]; 4] = [
+const EXCLUSIVE: [&[&str]; 5] = [
     &["amp", "fp16", "bf16_model", "bf16_master"],
     &OPTIMIZER_WORDS,
     &["ddp", "zero1", "zero2", "zero3"],
     &["lora", "qlora"],
+    &["ckpt", "ckpt_selective"],
 ];
 
 /// The techniques read so far, and the words that set them.
@@ -322,8 +334,8 @@ impl TechniqueParser {
 
     fn word(&mut self, word: &str) -> Result<(), String> {
         let (name, argument) = word.split_once(':').map_or((word, None), |(name, argument)| (name, Some(argument)));
-        let group = EXCLUSIVE.into_iter().find(|group| group.contains(&name)).unwrap_or_default();
-        let is_same = |seen: &str| stem_of(seen) == stem_of(name) || group.contains(&seen);
+        let group = EXCLUSIVE.into_iter().find(|group| group.contains(&stem_of(name))).unwrap_or_default();
+        let is_same = |seen: &str| stem_of(seen) == stem_of(name) || group.contains(&stem_of(seen));
         match self.seen.iter().find(|seen| is_same(name_of(seen))) {
             Some(earlier) if earlier == word => return Err(format!("technique '{word}' is given twice")),
             Some(earlier) => return Err(format!("'{earlier}' and '{word}' contradict: only one of them can be set")),
@@ -334,8 +346,11 @@ impl TechniqueParser {
         match name {
             "sgd" => techniques.optimizer = Optimizer::Sgd,
             "adam8bit" => techniques.optimizer = Optimizer::Adam8Bit,
+            "paged_adam8bit" => (techniques.optimizer, techniques.pages_states) = (Optimizer::Adam8Bit, true),
+            "paged_adam" => (techniques.optimizer, techniques.pages_states) = (Optimizer::Adam32Bit, true),
             "fused" => techniques.update_loop = UpdateLoop::Fused,
             "foreach_off" => techniques.update_loop = UpdateLoop::OneByOne,
+            "ckpt_selective" => (techniques.checkpoint_every, techniques.keeps_products) = (Some(1), true),
             "offload" => techniques.offload_activations = true,
             "offload_optimizer" => techniques.offload_optimizer = true,
             "offload_params" => (techniques.offload_weights, techniques.offload_optimizer) = (true, true),
@@ -345,6 +360,7 @@ impl TechniqueParser {
             "empty_cache" => techniques.empty_cache = empty_cache(argument)?,
             "gc" => techniques.collect_garbage_every = Some(count(word, argument, 1, Some(1))?),
             "chunked_loss" => techniques.loss_chunks = Some(count(word, argument, 2, Some(8))?),
+            "liger" => techniques.liger = true,
             "lora" => techniques.lora_rank = Some(count(word, argument, 1, Some(8))?),
             "qlora" => {
                 techniques.lora_rank = Some(count(word, argument, 1, Some(8))?);
@@ -381,8 +397,9 @@ impl TechniqueParser {
         if techniques.offload_optimizer && techniques.optimizer == Optimizer::Sgd {
             return clash("sgd", "offload_optimizer", "plain SGD has no state to offload");
         }
-        if techniques.offload_optimizer && techniques.optimizer == Optimizer::Adam8Bit {
-            return clash("adam8bit", "offload_optimizer", "8-bit Adam updates on the device");
+        if techniques.offload_optimizer && matches!(techniques.optimizer, Optimizer::Adam8Bit | Optimizer::Adam32Bit) {
+            let word = OPTIMIZER_WORDS.into_iter().find(|word| self.has(word)).unwrap_or_default();
+            return clash(word, "offload_optimizer", "bitsandbytes updates on the device");
         }
         if techniques.offload_optimizer && techniques.update_loop != UpdateLoop::Foreach {
             let word = if self.has("fused") { "fused" } else { "foreach_off" };
@@ -442,8 +459,8 @@ mod tests {
     fn every_word_is_known() {
         for word in super::known_words() {
             let needs_ranks = ["zero1", "zero2", "zero3", "tensor_parallel", "pipeline"].contains(&word);
-            // bitsandbytes is used with models of transformers.
-            let model = if word == "qlora" { "llama-2-7b" } else { "reference-gpt-163m" };
+            // bitsandbytes' weights and liger-kernel are used with models of transformers.
+            let model = if ["qlora", "liger"].contains(&word) { "llama-2-7b" } else { "reference-gpt-163m" };
             let word = if needs_ranks { format!("{word}:4") } else { word.to_owned() };
             let recipe = Recipe::named(model).unwrap().with("techniques", &word);
             assert!(recipe.workload().is_ok(), "{word}: {:?}", recipe.workload().err());
@@ -475,6 +492,17 @@ mod tests {
             ("sgd,offload_optimizer", "'sgd' and 'offload_optimizer' contradict: plain SGD has no state to offload"),
             ("fused,foreach_off", "'fused' and 'foreach_off' contradict: only one of them can be set"),
             ("fused,offload_optimizer", "'fused' and 'offload_optimizer' contradict: the host updates the weights"),
+            ("ckpt2,ckpt_selective", "'ckpt2' and 'ckpt_selective' contradict: only one of them can be set"),
+            ("adam8bit,paged_adam", "'adam8bit' and 'paged_adam' contradict: only one of them can be set"),
+            (
+                "paged_adam,offload_optimizer",
+                "'paged_adam' and 'offload_optimizer' contradict: bitsandbytes updates on the device",
+            ),
+            (
+                "liger",
+                "technique 'liger' is modelled for llama, mistral, qwen2, qwen3 and gemma only; 'chunked_loss' fuses the loss \
+                 alone",
+            ),
             ("ckpt,ckpt2", "'ckpt' and 'ckpt2' contradict: only one of them can be set"),
             ("accum4,accum4", "technique 'accum4' is given twice"),
             (

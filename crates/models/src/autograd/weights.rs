@@ -91,8 +91,8 @@ pub(crate) struct WeightState {
     pub(crate) gradient_shard: Option<Tensor>,
     /// The optimizer's state, from the first step on.
     pub(crate) state: Vec<Tensor>,
-    /// Whether the host has optimizer state for it.
-    pub(crate) has_host_state: bool,
+    /// Whether there is optimizer state for it, on the host or in unified memory too.
+    pub(crate) has_state: bool,
     /// Its 16-bit copy, until autocast ends.
     pub(crate) cast: Option<Variable>,
 }

@@ -30,8 +30,6 @@ use oomph_base::{packing::peak_live_bytes, round_up};
 
 mod exact;
 mod packing;
-#[cfg(test)]
-mod puzzles;
 
 pub use oomph_base::packing::{BlockLifetime, PackingBudget, PlacementOrder};
 #[cfg(any(test, feature = "testing"))]

@@ -512,7 +512,7 @@ mod pack_tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::plan::puzzles::cut_rectangle;
+    use crate::plan::exact::tests::cut_rectangle;
     use crate::{Trace, arbitrary::traces};
 
     #[test]

@@ -10,8 +10,8 @@
 use super::{INDEX, KEYS_STEP, embedding::Lookup, scratch};
 use crate::autograd::{
     graph::{
-        AttentionShape, GradientEdge, GradientPlace, Gradients, GraphOperation, MOST_EDGES, Tensor, Variable,
-        VariableOrigin, WeightId,
+        AttentionShape, GradientEdge, GradientPlace, Gradients, GraphOperation, MOST_EDGES, SavingMode, Tensor,
+        Variable, VariableOrigin, WeightId,
     },
     machine::TensorMachine,
     saving::UnpackedTensors,
@@ -22,6 +22,8 @@ use oomph_trace::Category;
 
 /// Memory-efficient attention pads its row sums to this many rows.
 const ROW_SUM_PADDING: u64 = 32;
+/// The rows of a mask's gradient have a multiple of this many numbers (`_efficient_attention_backward`).
+const MASK_GRADIENT_ALIGNMENT: u64 = 16;
 /// Bytes of a seed, and of an offset into its random numbers, which cuDNN's kernel keeps even without dropout.
 const SEED: u64 = 8;
 
@@ -121,17 +123,18 @@ impl TensorMachine {
             self.save_view(value, of_values);
         }
         let seeds = match kernel {
-            AttentionKernel::Cudnn => Some([(); 2].map(|()| self.alloc(SEED, Category::Activation))),
+            AttentionKernel::Cudnn => Some([(); 2].map(|()| self.kept_result(SEED, Category::Activation).0)),
             AttentionKernel::MemoryEfficient => None,
         };
-        let output = self.alloc(bytes, Category::Activation);
+        let (output, runs) = self.kept_result(bytes, Category::Activation);
         // Only backward needs the sums of rows.
-        let row_sums = records.then(|| self.alloc(self.row_sum_bytes(&shape, kernel), Category::Activation));
-        if kernel == AttentionKernel::Cudnn {
+        let row_sums = records.then(|| self.kept_result(self.row_sum_bytes(&shape, kernel), Category::Activation).0);
+        if runs && kernel == AttentionKernel::Cudnn {
             self.scratch(scratch::CUDNN_FORWARD, output);
         }
         let work = self.attention_work(&shape, false);
         match query == key {
+            _ if !runs => {}
             true => self.work(work, [query, output]),
             false => self.work(work, [query, key, value, output]),
         }
@@ -176,7 +179,8 @@ impl TensorMachine {
     ) -> Gradients {
         let gradients = self.attention_bytes(&shape).map(|bytes| self.temporary(bytes));
         if let Some(place) = mask {
-            let numbers = self.tokens() * u64::from(self.graph.length) * u64::from(shape.heads);
+            let columns = round_up(u64::from(self.graph.length), MASK_GRADIENT_ALIGNMENT);
+            let numbers = self.tokens() * columns * u64::from(shape.heads);
             let of_mask = self.temporary(numbers * shape.number.bytes());
             self.graph.gradients[place as usize] = Some(of_mask);
         }
@@ -189,7 +193,9 @@ impl TensorMachine {
     pub(crate) fn expand_mask_backward(&mut self, incoming: Tensor) -> Tensor {
         let Some(sequences) = self.several_sequences() else { return self.retain(incoming) };
         let bytes = self.bytes(incoming);
-        let sum = self.temporary(bytes / u64::from(sequences));
+        // The incoming rows may be longer than those of the mask.
+        let (length, longer) = (u64::from(self.graph.length), MASK_GRADIENT_ALIGNMENT);
+        let sum = self.temporary(bytes / u64::from(sequences) / round_up(length, longer) * length);
         self.work(Work::Reduction { bytes }, [incoming, sum]);
         sum
     }
@@ -306,9 +312,9 @@ impl TensorMachine {
         let of_scores = self.tokens() * u64::from(shape.heads) * length * shape.number.bytes();
         let scores = self.batched_product(by_head, scaled_keys, of_scores);
         self.release_all([by_head.tensor, scaled_keys.tensor]);
-        self.elementwise(2 * of_scores, [mask, scores.tensor]);
-        let shares = self.safe_softmax(scores);
-        self.release(scores.tensor);
+        let masked = self.masked_scores(scores, mask);
+        let shares = self.safe_softmax(masked);
+        self.release(masked.tensor);
         let attended = self.batched_product(shares, all_values, of_query);
         self.release_all([shares.tensor, all_values.tensor, all_keys.tensor, scaled_query.tensor, mask]);
         let by_token = self.alloc(of_query, Category::Activation);
@@ -316,6 +322,20 @@ impl TensorMachine {
         let by_token = self.output_of(by_token, attended.number, GraphOperation::Reorder, &[attended]);
         self.release(attended.tensor);
         by_token
+    }
+
+    /// Scores plus a mask: in place, or in a new tensor where a dispatch mode sees every operator, as that of a selective
+    /// checkpoint does (`areAnyTensorSubclassLike`). Releases the scores in the latter case.
+    fn masked_scores(&mut self, scores: Variable, mask: Tensor) -> Variable {
+        let is_seen =
+            self.plan.techniques.keeps_products && matches!(self.saving, SavingMode::Drop(_) | SavingMode::Collect(_));
+        if !is_seen {
+            self.elementwise(2 * self.bytes(scores.tensor), [mask, scores.tensor]);
+            return scores;
+        }
+        let masked = self.shift(scores);
+        self.release(scores.tensor);
+        masked
     }
 
     /// Zeros for earlier tokens, and minus infinity for later ones.
@@ -361,9 +381,11 @@ impl TensorMachine {
         self.save_for(&[left], [right.tensor]);
         self.save_for(&[right], [left.tensor]);
         let of_operands = [left, right].map(|operand| self.bytes(operand.tensor));
-        let output = self.alloc(bytes, Category::Activation);
-        self.ensure_matrix_workspace();
-        self.elementwise(of_operands[0] + of_operands[1] + bytes, [left.tensor, right.tensor, output]);
+        let (output, runs) = self.kept_result(bytes, Category::Activation);
+        if runs {
+            self.ensure_matrix_workspace();
+            self.elementwise(of_operands[0] + of_operands[1] + bytes, [left.tensor, right.tensor, output]);
+        }
         let operation = GraphOperation::BatchedProduct { bytes: of_operands };
         self.output_of(output, left.number, operation, &[left, right])
     }

@@ -88,13 +88,15 @@ impl TensorMachine {
         let records = self.save_linear_operands(&operands, &linear);
         let number = operands.input.number;
         let rows = self.size(operands.input) / (u64::from(linear.inputs) * number.bytes());
-        let output = self.alloc(rows * u64::from(linear.outputs) * number.bytes(), category);
-        match linear.bias {
-            Some(_) => self.ensure_fused_matrix_workspace(),
-            None => self.ensure_matrix_workspace(),
+        let (output, runs) = self.kept_result(rows * u64::from(linear.outputs) * number.bytes(), category);
+        if runs {
+            match linear.bias {
+                Some(_) => self.ensure_fused_matrix_workspace(),
+                None => self.ensure_matrix_workspace(),
+            }
+            let product = self.matrix_product(ProductRole::Output, rows, linear.outputs.into(), linear.inputs, number);
+            self.work(product, [operands.input.tensor, operands.weight.tensor, output]);
         }
-        let product = self.matrix_product(ProductRole::Output, rows, linear.outputs.into(), linear.inputs, number);
-        self.work(product, [operands.input.tensor, operands.weight.tensor, output]);
         if linear.split == TensorSplit::Inputs {
             self.sum_over_tensor_ranks(output);
         }

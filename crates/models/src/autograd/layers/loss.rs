@@ -14,7 +14,7 @@ impl TensorMachine {
     /// Cross-entropy against `target`, the indices of tokens or classes.
     pub(crate) fn cross_entropy(&mut self, logits: Variable, target: Tensor) -> Variable {
         let bytes = self.bytes(logits.tensor);
-        let log_probabilities = self.alloc(bytes, Category::Activation);
+        let log_probabilities = self.alloc(bytes, Category::Logits);
         self.elementwise(3 * bytes, [logits.tensor, log_probabilities]);
         self.save_for(&[logits], [log_probabilities]);
         let log_probabilities = self.output_of(log_probabilities, logits.number, GraphOperation::Pointwise, &[logits]);
@@ -47,7 +47,7 @@ impl TensorMachine {
     /// Zeros, and one number per row.
     pub(crate) fn negative_log_likelihood_backward(&mut self, saved: &UnpackedTensors, incoming: Tensor) -> Tensor {
         let bytes = self.bytes(saved.operand(0, incoming));
-        let gradient = self.temporary(bytes);
+        let gradient = self.alloc(bytes, Category::Logits);
         self.elementwise(bytes, [saved.operand(1, incoming), incoming, gradient]);
         gradient
     }
@@ -80,7 +80,7 @@ impl TensorMachine {
         for first_row in (0..tokens).step_by(rows_per_chunk as usize) {
             let chunk_tokens = rows_per_chunk.min(tokens - first_row);
             let bytes = chunk_tokens * outputs * number.bytes();
-            let logits = self.temporary(bytes);
+            let logits = self.alloc(bytes, Category::Logits);
             self.ensure_matrix_workspace();
             self.work(
                 self.matrix_product(ProductRole::Output, chunk_tokens, outputs, inputs, number),

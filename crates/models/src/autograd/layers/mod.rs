@@ -7,6 +7,7 @@ pub(crate) mod convolution;
 pub(crate) mod convolution_kernels;
 pub(crate) mod embedding;
 pub(crate) mod experts;
+mod liger;
 pub(crate) mod linear;
 mod loss;
 pub(crate) mod norm;
@@ -201,7 +202,7 @@ impl TensorMachine {
     ) -> Variable {
         let bytes = self.size(input);
         let to_bytes = bytes / input.number.bytes() * number.bytes();
-        let cast = self.alloc(to_bytes, category);
+        let cast = self.alloc(to_bytes, self.category_after(input.tensor, category));
         self.elementwise(bytes + to_bytes, [input.tensor, cast]);
         let records = self.records(input.needs_gradient() || to.is_needed());
         self.output(cast, number, records, GraphOperation::Cast { bytes }, &[to])
@@ -218,7 +219,10 @@ impl TensorMachine {
 
     /// The gradient in the format before the cast.
     pub(crate) fn cast_backward(&mut self, to: GradientEdge, bytes: u64, incoming: Tensor) -> Tensor {
-        let gradient = self.gradient_along(to, bytes);
+        let gradient = match self.category_after(incoming, Category::Temporary) {
+            Category::Logits => self.alloc(bytes, Category::Logits),
+            _ => self.gradient_along(to, bytes),
+        };
         let traffic = self.bytes(incoming) + bytes;
         self.elementwise(traffic, [incoming, gradient]);
         gradient

@@ -6,7 +6,7 @@
 use oomph_base::round_up;
 
 /// Multiprocessors of an H200, and how many threads one holds.
-const MULTIPROCESSORS: u64 = 132;
+pub(crate) const MULTIPROCESSORS: u64 = 132;
 const THREADS_PER_MULTIPROCESSOR: u64 = 2048;
 
 /// Buffers of a reduction that is split over thread blocks: partial sums, and a counter for each column of blocks.

@@ -88,7 +88,7 @@ pub(crate) const DECODER: GeneratorEntry = GeneratorEntry {
         let (plan, steps) = (TrainingPlan::read(parameters)?, parameters.count(plan::STEPS.name)?);
         let lengths = SequenceLengths::read(plan.shape, parameters)?;
         let shape = DecoderShape::read(parameters, &plan)?;
-        plan.refuse_unmodelled(shape.has_adapters(), shape.head_width).map_err(|reason| parameters.refuse(reason))?;
+        plan.refuse_unmodelled(shape.is_llama_like(), shape.head_width).map_err(|reason| parameters.refuse(reason))?;
         shape.check_quantized(&plan).map_err(|reason| parameters.refuse(reason))?;
         shape.check_window(&plan).map_err(|reason| parameters.refuse(reason))?;
         let model = Arc::new(Decoder::new(&plan, shape));
@@ -191,8 +191,8 @@ impl DecoderShape {
         })
     }
 
-    /// Whether adapters of queries and values can be trained.
-    fn has_adapters(&self) -> bool {
+    /// Llama and its relatives: adapters of queries and values, and the kernels of liger-kernel, are modelled.
+    fn is_llama_like(&self) -> bool {
         matches!(self.family, DecoderFamily::Llama | DecoderFamily::Qwen2 | DecoderFamily::Qwen3 | DecoderFamily::Gemma)
     }
 
@@ -216,6 +216,10 @@ impl DecoderShape {
         }
         let is_alone = techniques.data_parallel == DataParallel::Alone
             && !(techniques.offload_weights || techniques.offload_activations);
+        if techniques.liger || techniques.keeps_products {
+            let word = if techniques.liger { "liger" } else { "ckpt_selective" };
+            return Err(format!("techniques 'qlora' and '{word}' are not modelled together"));
+        }
         let is_modelled = matches!(plan.precision, Precision::Single { .. } | Precision::Autocast(HalfFormat::Brain));
         if self.family != DecoderFamily::Llama || self.is_tied || !is_alone || !is_modelled {
             let reason = "technique 'qlora' is modelled for llama and mistral without a tied head, alone or with amp, and \
@@ -315,6 +319,7 @@ impl Decoder {
 
     fn normed(&self, machine: &mut TensorMachine, input: Variable, norm: DecoderNorm) -> Variable {
         match norm {
+            DecoderNorm::Rms(scale, _) if machine.plan.techniques.liger => machine.liger_norm(input, scale),
             DecoderNorm::Rms(scale, style) => machine.rms_norm(input, scale, style),
             DecoderNorm::Layer(weights) => machine.layer_norm(input, weights),
         }
@@ -423,7 +428,8 @@ impl Decoder {
         let project = |machine: &mut TensorMachine, place: usize, count: u32| {
             let heads = adapted(machine, input, projections[place]);
             // The gradient comes back head by head, and the product needs it token by token.
-            let heads = if count == 1 { heads } else { machine.reordered(heads) };
+            let is_reordered = count > 1 && !machine.plan.techniques.liger;
+            let heads = if is_reordered { machine.reordered(heads) } else { heads };
             let Some(norms) = weights.head_norms else { return heads };
             let normed = self.normed(machine, heads, norms[place]);
             machine.release(heads.tensor);
@@ -444,8 +450,7 @@ impl Decoder {
             machine.release_all([rotations[0].tensor, query.tensor, rotations[1].tensor, key.tensor]);
             return output;
         }
-        let rotated = [query, key].map(|heads| self.rotated(machine, heads));
-        machine.release_all([query.tensor, key.tensor]);
+        let rotated = self.all_rotated(machine, [query, key]);
         let [key, value] = self.cached(machine, [rotated[1], value]);
         let attended = self.attend(machine, [rotated[0], key, value]);
         let output = self.projected(machine, attended, weights.output);
@@ -492,6 +497,19 @@ impl Decoder {
             DecoderFamily::Phi => output,
             _ => self.dropped(machine, output),
         }
+    }
+
+    /// Rotates queries and keys, which are released.
+    fn all_rotated(&self, machine: &mut TensorMachine, heads: [Variable; 2]) -> [Variable; 2] {
+        if let ([cosines, sines], true) = (&machine.graph.arguments[..], machine.plan.techniques.liger) {
+            let angles = [*cosines, *sines];
+            let is_by_head = self.attends_by_operators(machine);
+            let copied = [machine.plan.shape.heads, self.shape.key_value_heads].map(|count| is_by_head && count > 1);
+            return machine.liger_rotate(heads, angles, copied);
+        }
+        let rotated = heads.map(|heads| self.rotated(machine, heads));
+        heads.iter().for_each(|heads| machine.release(heads.tensor));
+        rotated
     }
 
     fn rotated(&self, machine: &mut TensorMachine, heads: Variable) -> Variable {
@@ -571,12 +589,19 @@ impl Decoder {
         let hidden = match gate {
             Some(gate) => {
                 let gate = machine.linear(input, gate, Category::Activation);
-                let active = machine.smooth_activation(gate);
-                machine.release(gate.tensor);
-                let up = machine.linear(input, up, Category::Activation);
-                let hidden = machine.multiply(active, up, Category::Activation);
-                machine.release_all([active.tensor, up.tensor]);
-                hidden
+                if machine.plan.techniques.liger {
+                    let up = machine.linear(input, up, Category::Activation);
+                    let hidden = machine.liger_gate(gate, up);
+                    machine.release_all([gate.tensor, up.tensor]);
+                    hidden
+                } else {
+                    let active = machine.smooth_activation(gate);
+                    machine.release(gate.tensor);
+                    let up = machine.linear(input, up, Category::Activation);
+                    let hidden = machine.multiply(active, up, Category::Activation);
+                    machine.release_all([active.tensor, up.tensor]);
+                    hidden
+                }
             }
             None => {
                 let up = machine.linear(input, up, Category::Activation);
@@ -717,7 +742,13 @@ impl ModelArchitecture for Decoder {
         let normed = self.normed(machine, hidden, self.norm);
         machine.release(hidden.tensor);
         self.release_variables(machine, &embedded, &rotation);
-        let logits = machine.linear(normed, self.head, Category::Activation);
+        if machine.plan.techniques.liger && result == ForwardResult::Loss {
+            let [padded, labels] = self.shifted_labels(machine);
+            let loss = machine.liger_loss(normed, &self.head, labels);
+            machine.release_all([padded, labels, normed.tensor]);
+            return loss;
+        }
+        let logits = machine.linear(normed, self.head, Category::Logits);
         if result == ForwardResult::Logits {
             machine.release(normed.tensor);
             return logits;

@@ -350,7 +350,7 @@ impl Bert {
         let wide = machine.in_format(active, if is_widened { NumberFormat::Single } else { active.number });
         let normed = machine.layer_norm(wide, self.transform_norm);
         machine.release_all([wide.tensor, active.tensor]);
-        let logits = machine.linear(normed, self.head, Category::Activation);
+        let logits = machine.linear(normed, self.head, Category::Logits);
         machine.release(normed.tensor);
         logits
     }
@@ -462,7 +462,7 @@ impl Vit {
     fn logits(&self, machine: &mut TensorMachine, tokens: Variable) -> Variable {
         let bytes = machine.bytes(tokens.tensor) / u64::from(machine.graph.length);
         let first = machine.part(tokens, bytes);
-        machine.linear(first, self.head, Category::Activation)
+        machine.linear(first, self.head, Category::Logits)
     }
 }
 

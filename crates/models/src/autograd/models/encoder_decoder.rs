@@ -386,7 +386,7 @@ impl ModelArchitecture for T5 {
             machine.retain(decoded.tensor);
             decoded
         };
-        let logits = machine.linear(scaled, self.head, Category::Activation);
+        let logits = machine.linear(scaled, self.head, Category::Logits);
         let result = match result {
             ForwardResult::Logits => logits,
             ForwardResult::Loss => {

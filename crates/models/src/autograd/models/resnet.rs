@@ -83,9 +83,11 @@ fn blocks_per_stage(parameters: &Parameters<'_>) -> Result<[u32; 4], WorkloadErr
 fn read_plan(parameters: &Parameters<'_>) -> Result<TrainingPlan, WorkloadError> {
     let (precision, techniques) = Techniques::read(parameters)?;
     for (is_set, word) in [
+        (techniques.keeps_products, "ckpt_selective"),
         (techniques.checkpoint_every.is_some(), "ckpt"),
         (techniques.in_place, "inplace"),
         (techniques.loss_chunks.is_some(), "chunked_loss"),
+        (techniques.liger, "liger"),
         (techniques.quantized, "qlora"),
         (techniques.lora_rank.is_some(), "lora"),
         (techniques.offload_weights, "offload_params"),
@@ -204,7 +206,7 @@ impl ModelArchitecture for ResNet {
         let last_side = self.blocks.last().map_or(1, |block| u64::from(block.widen.output_side()));
         let pooled = machine.mean_pool(x, last_side * last_side);
         machine.release(x.tensor);
-        let logits = machine.linear(pooled, self.head, Category::Activation);
+        let logits = machine.linear(pooled, self.head, Category::Logits);
         machine.release(pooled.tensor);
         let (ForwardResult::Loss, Some(classes)) = (result, batch.targets) else { return logits };
         let loss = machine.cross_entropy(logits, classes);

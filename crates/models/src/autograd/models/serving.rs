@@ -289,7 +289,7 @@ impl ServedModel {
         let last = machine.alloc(machine.bytes(normed.tensor) / u64::from(machine.graph.length), Category::Activation);
         machine.elementwise(2 * machine.bytes(last), [normed.tensor, last]);
         machine.release(normed.tensor);
-        let logits = machine.linear(Variable { tensor: last, ..normed }, head, Category::Activation);
+        let logits = machine.linear(Variable { tensor: last, ..normed }, head, Category::Logits);
         machine.release(last);
         let rows = u64::from(machine.graph.sequences);
         let of_logits = rows * u64::from(head.outputs) * NumberFormat::Single.bytes();

@@ -52,7 +52,7 @@ pub(crate) const TRANSFORMER: GeneratorEntry = GeneratorEntry {
     ],
     build: |parameters| {
         let (plan, steps) = (TrainingPlan::read(parameters)?, parameters.count(plan::STEPS.name)?);
-        plan.refuse_quantized().map_err(|reason| parameters.refuse(reason))?;
+        plan.refuse_libraries().map_err(|reason| parameters.refuse(reason))?;
         let lengths = SequenceLengths::read(plan.shape, parameters)?;
         let validation = read_validation(parameters, plan.shape.context)?;
         let (model, kernel_search) = (Arc::new(Transformer::new(&plan)), KernelSearch::default());
@@ -225,7 +225,7 @@ impl ModelArchitecture for Transformer {
             machine.release_all([normed.tensor, x.tensor]);
             return loss;
         }
-        let logits = machine.linear(normed, head, Category::Activation);
+        let logits = machine.linear(normed, head, Category::Logits);
         machine.release(normed.tensor);
         if result == ForwardResult::Logits {
             machine.release(x.tensor);

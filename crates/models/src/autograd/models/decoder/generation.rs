@@ -333,7 +333,7 @@ impl Decoder {
         machine.release(hidden.tensor);
         variables.into_iter().for_each(|tensor| machine.release(tensor));
         let last = machine.part(normed, machine.size(normed) / u64::from(machine.graph.length));
-        let logits = machine.linear(last, self.head, Category::Activation);
+        let logits = machine.linear(last, self.head, Category::Logits);
         machine.release(normed.tensor);
         logits
     }
