@@ -69,6 +69,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ckpt", action="store_true", help="gradient checkpointing")
     parser.add_argument("--ckpt_selective", action="store_true", help="the same, but products and attention are kept")
     parser.add_argument("--liger", action="store_true", help="the kernels of liger-kernel")
+    parser.add_argument("--compile", action="store_true", help="torch.compile with its defaults")
     parser.add_argument("--optimizer", choices=list(OPTIMIZERS), default="adamw")
     parser.add_argument("--lora", type=int, metavar="R", help="train LoRA adapters of this rank (peft)")
     parser.add_argument("--qlora", type=int, metavar="R", help="the same on weights of 4 bits (bitsandbytes)")
@@ -114,6 +115,9 @@ def load_quantised(config: PreTrainedConfig) -> PreTrainedModel:
 
     with torch.device("meta"):
         weights = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).state_dict()
+    if config.tie_word_embeddings:
+        # Published files have a tied head once.
+        weights.pop("lm_head.weight")
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, weight in weights.items():
@@ -182,6 +186,8 @@ def main() -> None:
     if (args.ckpt or args.ckpt_selective) and not args.qlora:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpoint_options(args.ckpt_selective))
     trained = [p for p in model.parameters() if p.requires_grad]
+    if args.compile:
+        model = torch.compile(model)
     optimizer = OPTIMIZERS[args.optimizer](trained, lr=1e-4)
 
     for _ in range(args.steps):

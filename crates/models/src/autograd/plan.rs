@@ -154,7 +154,9 @@ impl TrainingPlan {
     /// Refuses 4-bit weights and other kernels, which only models of transformers have.
     pub(crate) fn refuse_libraries(&self) -> Result<(), String> {
         match (self.techniques.quantized, self.techniques.liger) {
-            (true, _) => Err("technique 'qlora' is modelled for llama and mistral only".to_owned()),
+            (true, _) => {
+                Err("technique 'qlora' is modelled for llama, mistral, qwen2, qwen3 and gemma only".to_owned())
+            }
             (_, true) => Err("technique 'liger' is modelled for llama, mistral, qwen2, qwen3 and gemma only; \
                               'chunked_loss' fuses the loss alone"
                 .to_owned()),

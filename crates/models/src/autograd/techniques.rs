@@ -515,7 +515,7 @@ mod tests {
             ("pipeline:5", "5 stages of pipeline do not divide 12 layers"),
             ("accum3", "3 micro-batches do not divide 8 sequences"),
             ("lora,qlora", "'lora' and 'qlora' contradict: only one of them can be set"),
-            ("qlora", "technique 'qlora' is modelled for llama and mistral only"),
+            ("qlora", "technique 'qlora' is modelled for llama, mistral, qwen2, qwen3 and gemma only"),
             ("accum0", "'accum0' takes a whole number from 1"),
             (
                 "empty_cache:often",

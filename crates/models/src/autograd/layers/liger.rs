@@ -145,6 +145,7 @@ impl TensorMachine {
         let is_counted = self.temporary(tokens);
         let count = self.temporary(INDEX);
         let as_numbers = self.temporary(tokens * INDEX);
+        self.reduce_with(scratch::sum_of_all(tokens, INDEX));
         self.work(Work::Reduction { bytes: tokens * INDEX }, [target, is_counted, as_numbers, count]);
         self.release_all([as_numbers, count]);
         let rows_at_once = liger_chunk(tokens, head.outputs.into(), head.inputs.into());
@@ -165,6 +166,7 @@ impl TensorMachine {
         self.saving = outer;
         logits.into_iter().for_each(|logits| self.release(logits));
         let loss = self.alloc(SINGLE, Category::Activation);
+        self.reduce_with(scratch::sum_of_all(tokens, SINGLE));
         self.work(Work::Reduction { bytes: tokens * SINGLE }, [row_losses, loss]);
         self.release_all([is_counted, row_losses]);
         if records {

@@ -277,7 +277,12 @@ impl TensorMachine {
 
     /// Allocates and frees the buffers of a sum over rows.
     pub(crate) fn sum_rows(&mut self, rows: u64, columns: u64) {
-        if let Some(scratch) = scratch::sum_over_rows(rows, columns) {
+        self.reduce_with(scratch::sum_over_rows(rows, columns));
+    }
+
+    /// Allocates and frees the buffers of a reduction.
+    pub(crate) fn reduce_with(&mut self, scratch: Option<scratch::ReductionScratch>) {
+        if let Some(scratch) = scratch {
             let partial_sums = self.alloc(scratch.partial_sums, Category::Workspace);
             let counters = self.alloc(scratch.counters, Category::Workspace);
             self.release_all([counters, partial_sums]);

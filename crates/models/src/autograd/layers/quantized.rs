@@ -4,7 +4,7 @@
 //! weight. It saves nothing for backward, which makes such a copy again. bitsandbytes has kernels without that copy for few
 //! tokens; which it takes depends on the card, so such programs are refused ([`refuse_few_tokens`]).
 
-use super::linear::LinearWeights;
+use super::{linear::LinearWeights, scratch};
 use crate::autograd::{
     graph::{Gradients, GraphOperation, MOST_EDGES, Tensor, Variable, WeightId},
     machine::TensorMachine,
@@ -100,6 +100,18 @@ impl TensorMachine {
         }
     }
 
+    /// A bias in 16 bits, in the place of its single-precision copy: the first product narrows it for good
+    /// (`Linear4bit.forward`).
+    fn narrow_once(&mut self, id: WeightId) {
+        let bytes = self.weights[id as usize].elements * HALF;
+        if let Some(single) = self.weights[id as usize].tensor.filter(|&tensor| self.bytes(tensor) > bytes) {
+            let half = self.alloc(bytes, Category::Parameter);
+            self.elementwise(3 * bytes, [single, half]);
+            self.weights[id as usize].tensor = Some(half);
+            self.release(single);
+        }
+    }
+
     /// The 4-bit weight of a 16-bit one, which is released. Its scales stay beside it.
     fn quantise(&mut self, half: Tensor, elements: u64, has_map: &mut bool) -> Tensor {
         let scales = scales(elements);
@@ -112,6 +124,7 @@ impl TensorMachine {
         self.release_all(largest);
         // The mean of the scales, and how far each is from it.
         kept(self, SINGLE);
+        self.reduce_with(scratch::sum_of_all(scales, SINGLE));
         let centred = self.temporary(scales * SINGLE);
         self.elementwise(2 * scales * SINGLE, [of_blocks, centred]);
         if !std::mem::replace(has_map, true) {
@@ -127,6 +140,9 @@ impl TensorMachine {
     /// The product of every row with a 4-bit weight, in 16 bits, returned in the format of the input.
     pub(crate) fn quantized_linear(&mut self, input: Variable, linear: LinearWeights) -> Variable {
         let narrow = self.in_format(input, NumberFormat::Half);
+        if let Some(bias) = linear.bias {
+            self.narrow_once(bias);
+        }
         let elements = u64::from(linear.inputs) * u64::from(linear.outputs);
         let of_scales = scales(elements) * SINGLE;
         let unpacked = [(); 2].map(|()| self.temporary(of_scales));
@@ -134,7 +150,10 @@ impl TensorMachine {
         self.elementwise(elements * 3, [unpacked[1], weight]);
         let rows = self.size(narrow) / (u64::from(linear.inputs) * HALF);
         let output = self.temporary(rows * u64::from(linear.outputs) * HALF);
-        self.ensure_matrix_workspace();
+        match linear.bias {
+            Some(_) => self.ensure_fused_matrix_workspace(),
+            None => self.ensure_matrix_workspace(),
+        }
         let number = NumberFormat::Half;
         let product = self.matrix_product(ProductRole::Output, rows, linear.outputs.into(), linear.inputs, number);
         self.work(product, [narrow.tensor, weight, output]);

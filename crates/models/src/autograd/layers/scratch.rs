@@ -16,15 +16,27 @@ pub(crate) struct ReductionScratch {
     pub(crate) counters: u64,
 }
 
+/// Threads of a block that reduces, and how many numbers one thread adds at least and at most before more blocks help.
+const THREADS: u64 = 512;
+const FEWEST_PER_THREAD: u64 = 16;
+const MOST_PER_THREAD: u64 = 256;
+
+/// The buffers of a sum of all numbers, each sum of `bytes`, if it needs any (`setReduceConfig` in Reduce.cuh).
+pub(crate) fn sum_of_all(numbers: u64, bytes: u64) -> Option<ReductionScratch> {
+    let per_thread = numbers.div_ceil(THREADS);
+    if per_thread < MOST_PER_THREAD {
+        return None;
+    }
+    let wanted_blocks = MULTIPROCESSORS * (THREADS_PER_MULTIPROCESSOR / THREADS);
+    let split = wanted_blocks.min(per_thread.div_ceil(FEWEST_PER_THREAD)).max(per_thread.div_ceil(MOST_PER_THREAD));
+    Some(ReductionScratch { partial_sums: bytes * split, counters: 4 })
+}
+
 /// The buffers of a sum over the rows of a matrix, if it needs any (`setReduceConfig` in Reduce.cuh).
 ///
 /// PyTorch gives a thread block 32 columns wide all rows, and splits the rows over blocks only where a thread would add
 /// more than 256 numbers and the columns alone cannot fill the GPU.
 pub(crate) fn sum_over_rows(rows: u64, columns: u64) -> Option<ReductionScratch> {
-    const THREADS: u64 = 512;
-    const FEWEST_PER_THREAD: u64 = 16;
-    const MOST_PER_THREAD: u64 = 256;
-
     let vector = [4, 2, 1].into_iter().find(|vector| columns.is_multiple_of(*vector)).unwrap_or(1);
     let threads = THREADS / vector;
     let power_below = |count: u64| if count < threads { 1 << count.max(1).ilog2() } else { threads };
@@ -146,6 +158,13 @@ mod tests {
         assert_eq!(scratch(8192, 2304), Some((139_198_464, 72)));
         assert_eq!(scratch(804, 768), None);
         assert_eq!(scratch(8, 1024 * 768), None);
+    }
+
+    /// The mean of the scales of a 4-bit weight, in a rehearsal of bitsandbytes.
+    #[test]
+    fn sum_of_all_as_rehearsed() {
+        assert_eq!(sum_of_all(262_144, 4), Some(ReductionScratch { partial_sums: 128, counters: 4 }));
+        assert_eq!(sum_of_all(65_536, 4), None);
     }
 
     #[test]

@@ -221,8 +221,8 @@ impl DecoderShape {
             return Err(format!("techniques 'qlora' and '{word}' are not modelled together"));
         }
         let is_modelled = matches!(plan.precision, Precision::Single { .. } | Precision::Autocast(HalfFormat::Brain));
-        if self.family != DecoderFamily::Llama || self.is_tied || !is_alone || !is_modelled {
-            let reason = "technique 'qlora' is modelled for llama and mistral without a tied head, alone or with amp, and \
+        if !self.is_llama_like() || !is_alone || !is_modelled {
+            let reason = "technique 'qlora' is modelled for llama, mistral, qwen2, qwen3 and gemma, alone or with amp, and \
                           without offloading and several GPUs";
             return Err(reason.to_owned());
         }
@@ -765,15 +765,21 @@ impl ModelArchitecture for Decoder {
             DecoderNorm::Rms(scale, _) => *scale,
             DecoderNorm::Layer(weights) => weights.scale,
         };
-        let mut order = vec![self.head.weight, self.tokens];
+        // A tied head is not in the file.
+        let head = (!self.shape.is_tied).then_some(self.head.weight);
+        let mut order: Vec<WeightId> = head.into_iter().chain([self.tokens]).collect();
         for block in &self.blocks {
             order.push(norm_of(&block.norms[0]));
             if let DecoderMlp::Dense { gate, up, down } = &block.mlp {
                 order.extend([Some(down), gate.as_ref(), Some(up)].into_iter().flatten().map(|linear| linear.weight));
             }
             order.push(norm_of(&block.norms[1]));
+            let head_norm = |place: usize| block.head_norms.as_ref().map(|norms| norm_of(&norms[place]));
             if let Projections::Separate([query, key, value]) = &block.projections {
-                order.extend([key, &block.output, query, value].map(|linear| linear.weight));
+                for (norm, linear) in [(head_norm(1), key), (None, &block.output), (head_norm(0), query), (None, value)]
+                {
+                    order.extend([norm, linear.bias, Some(linear.weight)].into_iter().flatten());
+                }
             }
         }
         order.push(norm_of(&self.norm));
