@@ -42,12 +42,13 @@ pub enum UseKind {
 const ANSWER_TOKENS: u64 = 16;
 
 /// The usual ways to train, from the most memory to the least.
-pub const USUAL_WAYS: [(&str, &str); 9] = [
+pub const USUAL_WAYS: [(&str, &str); 10] = [
     ("mixed precision", "amp"),
     ("mixed precision, checkpoints", "amp,ckpt"),
     ("16-bit weights", "bf16_model"),
     ("16-bit weights, checkpoints", "bf16_model,ckpt"),
     ("16-bit weights, checkpoints, 8-bit Adam", "bf16_model,ckpt,adam8bit"),
+    ("16-bit weights, checkpoints, Liger kernels", "bf16_model,ckpt,liger"),
     ("16-bit weights, checkpoints, SGD", "bf16_model,ckpt,sgd"),
     ("LoRA on 16-bit weights", "bf16_model,lora"),
     ("LoRA on 16-bit weights, checkpoints", "bf16_model,ckpt,lora"),

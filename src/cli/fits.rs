@@ -48,7 +48,7 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     context: Option<u32>,
     /// The optimizer, instead of those of the usual ways: adamw, fused (AdamW), foreach_off (AdamW),
-    /// sgd or adam8bit.
+    /// sgd, adam8bit, paged_adam or paged_adam8bit.
     #[arg(long, value_name = "NAME")]
     optimizer: Option<String>,
     /// Only this way to train, instead of the usual ones: words of `--set techniques=`, separated by commas.

@@ -167,6 +167,8 @@ pub static TECHNIQUES: &[Technique] = &[
     technique("ckpt", "Checkpointing, every layer", "deep networks, long sequences").with_published(CHECKPOINTING),
     technique("ckpt2", "Checkpointing, every second layer", "when every layer is more than is needed")
         .with_published(CHECKPOINTING),
+    technique("ckpt_selective", "Checkpointing that keeps products and attention", "when time matters more")
+        .with_published(CHECKPOINTING),
     technique("accum2", "Accumulation over 2 micro-batches", "keeping the batch with less memory")
         .with_published(ACCUMULATION),
     technique("accum4", "Accumulation over 4 micro-batches", "keeping the batch with less memory")
@@ -181,11 +183,14 @@ pub static TECHNIQUES: &[Technique] = &[
     technique("inplace", "In-place activations", "convolutional networks"),
     technique("zero_fill", "Gradients zeroed instead of set to None", "never: set_to_none is the default"),
     technique("sgd", "SGD instead of AdamW", "where it converges"),
-    technique("adam8bit", "8-bit AdamW", "many weights, small batch"),
+    technique("adam8bit", "8-bit AdamW (bitsandbytes)", "many weights, small batch"),
+    technique("paged_adam", "AdamW with paged states (bitsandbytes)", "when only the states do not fit"),
+    technique("paged_adam8bit", "8-bit AdamW with paged states (bitsandbytes)", "when only the states do not fit"),
     technique("fused", "Fused AdamW", "always on a GPU: no temporaries in the update"),
     technique("foreach_off", "AdamW weight by weight (foreach=False)", "when the update is the peak"),
     technique("lora", "LoRA adapters of rank 8", "fine-tuning on one card"),
     technique("chunked_loss", "Chunked cross-entropy", "large vocabularies"),
+    technique("liger", "Fused kernels and loss (liger-kernel)", "Llama and its relatives; large vocabularies"),
     technique("empty_cache", "empty_cache after every step", "never as a habit: reserved, not peak"),
     technique("ddp", "Data parallel over 8 ranks, per rank", "speed, not memory").with_words("ddp:8"),
     technique("zero1", "ZeRO 1 over 8 ranks, per rank", "several GPUs").with_words("zero1:8").with_published(SHARDING),
@@ -222,9 +227,10 @@ mod tests {
 
     #[test]
     fn transformers_know_every_technique() {
-        let model = Recipe::named("reference-gpt-163m").unwrap();
         for technique in TECHNIQUES {
-            let applied = technique.applied_to(&model);
+            // Its kernels replace those of models of transformers.
+            let model = if technique.id == "liger" { "llama-3.2-1b" } else { "reference-gpt-163m" };
+            let applied = technique.applied_to(&Recipe::named(model).unwrap());
             assert!(applied.is_ok(), "{}: {}", technique.id, applied.unwrap_err());
         }
         assert!(TECHNIQUES[0].is_base());

@@ -241,6 +241,11 @@ impl Techniques {
         for word in TechniqueWords::read(parameters)?.words {
             let name = name_of(&word);
             let known = known_words();
+            if name == "compile" {
+                let reason = "technique 'compile' is not modelled: torch.compile chooses what is saved and fused; \
+                              `oomph rehearse` runs the compiled program";
+                return Err(parameters.refuse(reason));
+            }
             if stem_of(name) == name && !known.contains(&name) {
                 return Err(parameters.refuse_word(TECHNIQUES.name, name, &known));
             }
@@ -516,6 +521,11 @@ mod tests {
             ("accum3", "3 micro-batches do not divide 8 sequences"),
             ("lora,qlora", "'lora' and 'qlora' contradict: only one of them can be set"),
             ("qlora", "technique 'qlora' is modelled for llama, mistral, qwen2, qwen3 and gemma only"),
+            (
+                "compile",
+                "technique 'compile' is not modelled: torch.compile chooses what is saved and fused; `oomph rehearse` runs \
+                 the compiled program",
+            ),
             ("accum0", "'accum0' takes a whole number from 1"),
             (
                 "empty_cache:often",
