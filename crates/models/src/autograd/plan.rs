@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::techniques::{NumberFormat, Precision, Techniques};
+use super::techniques::{DataParallel, NumberFormat, Precision, Techniques};
 use crate::{Parameter, Parameters, SeededRandom, WorkloadError};
 
 /// The longest sequence; with the largest batch, all tokens of a step still fit the shapes of work.
@@ -156,6 +156,14 @@ impl TrainingPlan {
         match self.techniques.quantized {
             true => Err("technique 'qlora' is modelled for llama and mistral only".to_owned()),
             false => Ok(()),
+        }
+    }
+
+    /// Refuses FSDP where its groups of weights were not compared with PyTorch's.
+    pub(crate) fn refuse_fully_shard(&self) -> Result<(), String> {
+        match self.techniques.data_parallel {
+            DataParallel::FullyShard { .. } => Err("technique 'fsdp' is not modelled for this model yet".to_owned()),
+            _ => Ok(()),
         }
     }
 

@@ -12,7 +12,7 @@ mod loss;
 pub(crate) mod norm;
 pub(crate) mod pointwise;
 pub(crate) mod quantized;
-mod scratch;
+pub(crate) mod scratch;
 
 use super::{
     graph::{GradientEdge, Gradients, GraphNode, GraphOperation, MOST_EDGES, Tensor, Variable, WeightId},

@@ -89,6 +89,9 @@ pub(crate) const DECODER: GeneratorEntry = GeneratorEntry {
         let lengths = SequenceLengths::read(plan.shape, parameters)?;
         let shape = DecoderShape::read(parameters, &plan)?;
         plan.refuse_unmodelled(shape.has_adapters(), shape.head_width).map_err(|reason| parameters.refuse(reason))?;
+        if !shape.is_compared_with_fsdp() {
+            plan.refuse_fully_shard().map_err(|reason| parameters.refuse(reason))?;
+        }
         shape.check_quantized(&plan).map_err(|reason| parameters.refuse(reason))?;
         shape.check_window(&plan).map_err(|reason| parameters.refuse(reason))?;
         let model = Arc::new(Decoder::new(&plan, shape));
@@ -194,6 +197,11 @@ impl DecoderShape {
     /// Whether adapters of queries and values can be trained.
     fn has_adapters(&self) -> bool {
         matches!(self.family, DecoderFamily::Llama | DecoderFamily::Qwen2 | DecoderFamily::Qwen3 | DecoderFamily::Gemma)
+    }
+
+    /// Whether the model was compared with PyTorch's FSDP.
+    fn is_compared_with_fsdp(&self) -> bool {
+        matches!(self.family, DecoderFamily::Llama | DecoderFamily::Qwen2 | DecoderFamily::Qwen3 | DecoderFamily::Gpt2)
     }
 
     /// Sequences that are longer than the window of attention take a mask, and other kernels.
@@ -859,9 +867,11 @@ impl DecoderWeights<'_> {
     }
 
     fn linear(&mut self, inputs: u32, outputs: u32, has_bias: bool) -> LinearWeights {
-        let weight = self.declare(inputs, outputs);
-        let bias = has_bias.then(|| self.declare(outputs, 1));
+        // GPT-2 has `Conv1D`, whose weight has a row for every input.
         let casts_weight_first = self.shape.family == DecoderFamily::Gpt2;
+        let (rows, columns) = if casts_weight_first { (inputs, outputs) } else { (outputs, inputs) };
+        let weight = self.declare(rows, columns);
+        let bias = has_bias.then(|| self.declare(outputs, 1));
         let is_quantized = self.plan.techniques.quantized;
         self.list.declared[weight as usize].is_quantized = is_quantized;
         let plain = LinearWeights::plain(weight, inputs, outputs, TensorSplit::Whole);
@@ -875,7 +885,8 @@ impl DecoderWeights<'_> {
     }
 
     fn declare(&mut self, rows: u32, columns: u32) -> WeightId {
-        self.list.declare(u64::from(rows) * u64::from(columns), self.plan.techniques.lora_rank.is_none())
+        let elements = u64::from(rows) * u64::from(columns);
+        self.list.declare_rows(rows, elements, self.plan.techniques.lora_rank.is_none())
     }
 
     /// The frequencies of the rotation, as they are and as they were: in single precision and without a gradient.

@@ -53,6 +53,9 @@ pub(crate) const TRANSFORMER: GeneratorEntry = GeneratorEntry {
     build: |parameters| {
         let (plan, steps) = (TrainingPlan::read(parameters)?, parameters.count(plan::STEPS.name)?);
         plan.refuse_quantized().map_err(|reason| parameters.refuse(reason))?;
+        if plan.shape.mixture.is_some() {
+            plan.refuse_fully_shard().map_err(|reason| parameters.refuse(reason))?;
+        }
         let lengths = SequenceLengths::read(plan.shape, parameters)?;
         let validation = read_validation(parameters, plan.shape.context)?;
         let (model, kernel_search) = (Arc::new(Transformer::new(&plan)), KernelSearch::default());
@@ -119,7 +122,7 @@ impl Transformer {
         let head = plan.has_head().then(|| {
             let norm = weights.norm(width);
             let split = if vocabulary == plan.shape.vocabulary { TensorSplit::Whole } else { TensorSplit::Outputs };
-            let weight = weights.declare(u64::from(vocabulary) * u64::from(width));
+            let weight = weights.declare_rows(vocabulary, width);
             (norm, LinearWeights::plain(weight, width, vocabulary, split))
         });
         Transformer { weights: weights.list.declared, tokens, positions, blocks, head }
@@ -273,7 +276,7 @@ impl TransformerWeights<'_> {
         let projection = self.linear(narrow, width, split(TensorSplit::Inputs));
         let norm_2 = self.norm(width);
         let router = self.plan.shape.mixture.map(|mixture| {
-            let weight = self.declare(u64::from(width) * u64::from(mixture.experts));
+            let weight = self.declare_rows(mixture.experts, width);
             LinearWeights::plain(weight, width, mixture.experts, TensorSplit::Whole)
         });
         let first = self.list.declared.len();
@@ -301,7 +304,7 @@ impl TransformerWeights<'_> {
     }
 
     fn linear(&mut self, inputs: u32, outputs: u32, split: TensorSplit) -> LinearWeights {
-        let weight = self.declare(u64::from(inputs) * u64::from(outputs));
+        let weight = self.declare_rows(outputs, inputs);
         let bias = Some(self.declare(outputs.into()));
         let adapter = self.plan.techniques.lora_rank.map(|rank| LoraAdapter {
             down: self.list.declare(u64::from(inputs) * u64::from(rank), true),
@@ -312,7 +315,7 @@ impl TransformerWeights<'_> {
     }
 
     fn embedding(&mut self, rows: u32, width: u32) -> WeightId {
-        let id = self.declare(u64::from(rows) * u64::from(width));
+        let id = self.declare_rows(rows, width);
         self.list.declared[id as usize].is_embedding = true;
         id
     }
@@ -320,6 +323,11 @@ impl TransformerWeights<'_> {
     /// Declares a weight, frozen where adapters are trained instead.
     fn declare(&mut self, elements: u64) -> WeightId {
         self.list.declare(elements, self.plan.techniques.lora_rank.is_none())
+    }
+
+    fn declare_rows(&mut self, rows: u32, columns: u32) -> WeightId {
+        let elements = u64::from(rows) * u64::from(columns);
+        self.list.declare_rows(rows, elements, self.plan.techniques.lora_rank.is_none())
     }
 }
 
