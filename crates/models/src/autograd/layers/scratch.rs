@@ -183,6 +183,24 @@ mod tests {
         assert_eq!(embedding_segments(8192, 50_257) * 768 * 4, 27_681_792);
     }
 
+    /// Sizes from rehearsals of `fully_shard` on a reference GPT with PyTorch 2.11. Its blocks have 12 weights.
+    #[test]
+    fn tables_of_copies_as_rehearsed() {
+        let parts = |width: u64, ranks: u64, number: u64| {
+            let matrix = |rows: u64, columns: u64| rows / ranks * columns * number;
+            let [vector, wide] = [1, 4].map(|factor| matrix(factor * width, 1));
+            let out = [matrix(width, width), vector];
+            let attention = [[vector; 2], [matrix(3 * width, width), matrix(3 * width, 1)], out].concat();
+            [attention, vec![vector, vector, matrix(4 * width, width), wide, matrix(width, 4 * width), vector]].concat()
+        };
+        assert_eq!(split_copy_table(&parts(192, 2, 4), 2), 3912);
+        assert_eq!(split_copy_table(&parts(192, 2, 2), 2), 2184);
+        assert_eq!(chunk_cat_table(&parts(192, 2, 4)), 4112);
+        // A thread block copies more than once, and from several ranks.
+        assert_eq!(split_copy_table(&parts(1024, 8, 2), 8), 6600);
+        assert_eq!(chunk_cat_table(&parts(1024, 8, 4)), 25_232);
+    }
+
     #[test]
     fn attention_as_recorded() {
         assert_eq!(memory_efficient_backward(96, 1024, 64), 25_190_400);
