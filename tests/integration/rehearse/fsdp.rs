@@ -15,7 +15,7 @@ const PROGRAMS: [(u32, [u32; 6], &str); 7] = [
     (4, [4, 256, 4, 777, 130, 8], "bf16_master,ckpt"),
     (8, [3, 200, 5, 4099, 77, 4], "bf16_master,accum4"),
     (2, [3, 256, 4, 777, 130, 8], "bf16_model"),
-    (4, [5, 192, 3, 4096, 100, 6], "amp,ckpt,empty_cache"),
+    (4, [5, 192, 3, 4097, 100, 6], "amp,ckpt,empty_cache"),
     (3, [2, 320, 5, 3001, 96, 12], "foreach_off,zero_fill"),
 ];
 const NAMES: [&str; 6] = ["layers", "width", "heads", "vocab", "context", "batch"];

@@ -309,6 +309,14 @@ impl TensorMachine {
         if self.is_fully_sharded() && has_master { NumberFormat::Single } else { self.weight_number(id) }
     }
 
+    /// The bytes of a weight on the device: with FSDP, its tensor is padded.
+    pub(crate) fn weight_bytes(&self, id: WeightId, tensor: Tensor) -> u64 {
+        match self.is_fully_sharded() {
+            true => self.weights[id as usize].elements * self.weight_number(id).bytes(),
+            false => self.bytes(tensor),
+        }
+    }
+
     /// The bytes of a gradient that the optimizer reads: with FSDP, those of a group are one tensor.
     pub(crate) fn gradient_bytes(&self, id: WeightId, gradient: Tensor) -> u64 {
         match self.is_fully_sharded() {

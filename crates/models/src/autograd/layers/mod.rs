@@ -165,7 +165,8 @@ impl TensorMachine {
     /// trainable weights until it ends and casts frozen weights again for every product.
     pub(crate) fn product_weight(&mut self, weight: WeightId) -> (Variable, bool) {
         let tensor = self.weight_on_device(weight);
-        let plain = Variable::constant(tensor, self.weight_number(weight));
+        let part = Some(self.weight_bytes(weight, tensor));
+        let plain = Variable { part, ..Variable::constant(tensor, self.weight_number(weight)) };
         if !self.plan.precision.is_autocast() {
             return (plain, false);
         }
