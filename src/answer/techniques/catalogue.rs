@@ -198,6 +198,9 @@ pub static TECHNIQUES: &[Technique] = &[
     technique("zero3", "ZeRO 3 over 8 ranks, per rank", "a model larger than the GPU")
         .with_words("zero3:8")
         .with_published(SHARDING),
+    technique("fsdp", "FSDP (fully_shard) over 8 ranks, per rank", "a model larger than the GPU")
+        .with_words("fsdp:8")
+        .with_published(SHARDING),
     technique("tensor_parallel", "Tensor parallel over 4 ranks, per rank", "wide layers, fast links")
         .with_words("tensor_parallel:4"),
     technique("pipeline", "Pipeline of 4 stages, the first one", "deep models, slow links").with_words("pipeline:4"),
@@ -268,6 +271,7 @@ mod tests {
         assert_eq!(applied("bf16_master", "techniques", "bf16_model"), contradicts("bf16_model", "bf16_master"));
         assert_eq!(applied("adam8bit", "optimizer", "sgd"), contradicts("sgd", "adam8bit"));
         assert_eq!(applied("zero3", "techniques", "zero3:4"), contradicts("zero3:4", "zero3:8"));
+        assert_eq!(applied("fsdp", "techniques", "zero3:8"), contradicts("zero3:8", "fsdp:8"));
         assert_eq!(applied("accum4", "techniques", "accum2"), contradicts("accum2", "accum4"));
         assert_eq!(applied("amp", "techniques", "amp"), Err("the base has it already".to_owned()));
         assert_eq!(

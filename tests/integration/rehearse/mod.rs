@@ -1,5 +1,6 @@
 //! `oomph rehearse`, with a stub of PyTorch that needs `libcudart.so.13`: libraries are written, loaded and called for real.
 
+mod fsdp;
 mod generators;
 mod ranks;
 mod truth;

@@ -36,8 +36,13 @@ fn rehearse(folder: &Path, site: &Path, options: &[&str], words: &[&str]) -> Out
 
 /// A folder with the recordings of a command that succeeds, in `out`.
 pub(super) fn rehearsed(words: &[&str]) -> Option<TempDir> {
+    rehearsed_with(&[], words)
+}
+
+/// The same, with options of `oomph rehearse`.
+pub(super) fn rehearsed_with(options: &[&str], words: &[&str]) -> Option<TempDir> {
     let folder = tempfile::tempdir().unwrap();
-    let output = rehearse(folder.path(), &site()?, &["-o", "out"], words);
+    let output = rehearse(folder.path(), &site()?, &[&["-o", "out"], options].concat(), words);
     let text = [&*output.stdout, &*output.stderr].map(String::from_utf8_lossy).concat();
     assert_eq!(output.status.code(), Some(0), "{words:?}\n{text}");
     Some(folder)

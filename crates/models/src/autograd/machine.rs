@@ -10,7 +10,7 @@ use super::{
     layers::convolution_kernels::KernelSearch,
     plan::TrainingPlan,
     techniques::NumberFormat,
-    weights::{DeclaredWeight, WeightState},
+    weights::{DeclaredWeight, ShardedGroups, WeightState},
 };
 use crate::SeededRandom;
 use oomph_base::{MIB, StreamId, TagId, Work};
@@ -96,6 +96,8 @@ pub(crate) struct TensorMachine {
     /// Bytes of gradients that wait for their bucket to fill.
     pub(crate) unsent_gradients: u64,
     pub(crate) has_sent_bucket: bool,
+    /// What FSDP holds between two of its calls.
+    pub(crate) sharded_groups: ShardedGroups,
     /// The weights that autocast has copies of.
     pub(crate) cast_weights: Vec<WeightId>,
     pub(crate) random: SeededRandom,
@@ -142,6 +144,7 @@ impl TensorMachine {
             staged_layer: None,
             unsent_gradients: 0,
             has_sent_bucket: false,
+            sharded_groups: ShardedGroups::default(),
             cast_weights: Vec::new(),
             random: SeededRandom::new(0, "machine"),
             kernel_search: KernelSearch::default(),
@@ -163,11 +166,16 @@ impl TensorMachine {
 
     /// A new tensor with one reference.
     pub(crate) fn alloc(&mut self, bytes: u64, category: Category) -> Tensor {
+        self.alloc_on(bytes, category, StreamId::DEFAULT)
+    }
+
+    /// A new tensor of another stream.
+    pub(crate) fn alloc_on(&mut self, bytes: u64, category: Category, stream: StreamId) -> Tensor {
         if self.is_stopped {
             return Tensor::NONE;
         }
         let tag = self.tag(category);
-        let slot = self.trace.alloc(bytes, StreamId::DEFAULT, tag);
+        let slot = self.trace.alloc(bytes, stream, tag);
         let place = slot as usize;
         if place >= self.references.len() {
             self.references.resize(place + 1, 0);

@@ -61,7 +61,7 @@ impl NumericEffect {
             // - sgd: another rule. lora, qlora: other weights are trained; qlora: and the frozen ones have 4 bits.
             // - zero_fill: optimizers skip a weight whose gradient is None, and update one whose gradient is 0 by its momentum
             //   and weight decay (PyTorch, `Optimizer.zero_grad`).
-            // - ddp, zero1, zero2, zero3: every rank has its own batch, so an update uses the samples of all ranks.
+            // - ddp, zero1, zero2, zero3, fsdp: every rank has its own batch, so an update uses the samples of all ranks.
             // - accum and pipeline with batch normalisation, and any word that is missing above.
             _ => NumericEffect::Training,
         }
@@ -98,6 +98,7 @@ mod tests {
             ("amp,adam8bit", NumericEffect::Training),
             ("bf16_model", NumericEffect::Training),
             ("zero3:8", NumericEffect::Training),
+            ("fsdp:8", NumericEffect::Training),
         ] {
             assert_eq!(effect("reference-gpt-163m", words), expected, "{words}");
         }

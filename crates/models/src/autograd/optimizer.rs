@@ -41,9 +41,11 @@ impl TensorMachine {
 
     /// AdamW: its state, then the update by one of PyTorch's three implementations.
     fn update_with_adam(&mut self, updated: &[WeightId]) {
-        let has_master = self.plan.precision == Precision::HalfModel { master_weights: true };
+        // FSDP's shards are the masters.
+        let has_master =
+            self.plan.precision == Precision::HalfModel { master_weights: true } && !self.is_fully_sharded();
         let bytes_of = |machine: &TensorMachine, id: WeightId| {
-            let number = if has_master { NumberFormat::Single } else { machine.weight_number(id) };
+            let number = if has_master { NumberFormat::Single } else { machine.kept_number(id) };
             machine.shard_elements(id) * number.bytes()
         };
         let update_loop = self.plan.techniques.update_loop;
@@ -134,7 +136,7 @@ impl TensorMachine {
         for &id in updated {
             let weight = &self.weights[id as usize];
             if let (Some(tensor), Some(gradient)) = (weight.resident(), weight.resident_gradient()) {
-                let bytes = self.bytes(gradient);
+                let bytes = self.gradient_bytes(id, gradient);
                 self.elementwise(3 * bytes, [gradient, tensor]);
             }
         }
@@ -215,7 +217,7 @@ impl TensorMachine {
             let id = id as usize;
             let Some(gradient) = self.weights[id].resident_gradient() else { continue };
             if self.plan.techniques.zero_fill {
-                let bytes = self.bytes(gradient);
+                let bytes = self.gradient_bytes(id as WeightId, gradient);
                 self.elementwise(bytes, [gradient]);
             } else {
                 (self.weights[id].gradient, self.weights[id].gradient_shard) = (None, None);

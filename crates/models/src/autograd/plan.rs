@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::techniques::{NumberFormat, Precision, Techniques};
+use super::techniques::{DataParallel, NumberFormat, Precision, Techniques};
 use crate::{Parameter, Parameters, SeededRandom, WorkloadError};
 
 /// The longest sequence; with the largest batch, all tokens of a step still fit the shapes of work.
@@ -160,6 +160,14 @@ impl TrainingPlan {
             (_, true) => Err("technique 'liger' is modelled for llama, mistral, qwen2, qwen3 and gemma only; \
                               'chunked_loss' fuses the loss alone"
                 .to_owned()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses FSDP where its groups of weights were not compared with PyTorch's.
+    pub(crate) fn refuse_fully_shard(&self) -> Result<(), String> {
+        match self.techniques.data_parallel {
+            DataParallel::FullyShard { .. } => Err("technique 'fsdp' is not modelled for this model yet".to_owned()),
             _ => Ok(()),
         }
     }

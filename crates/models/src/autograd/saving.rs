@@ -53,7 +53,7 @@ impl TensorMachine {
         let saved = match self.saving {
             SavingMode::Off => return,
             SavingMode::Keep => SavedTensor::Kept(self.retain(tensor)),
-            SavingMode::ToHost => self.pack(tensor, view),
+            SavingMode::ToHost => self.pack(tensor, view.unwrap_or_else(|| self.bytes(tensor)), view.is_some()),
             SavingMode::Drop(checkpoint) => {
                 let place = self.count_dropped(checkpoint);
                 SavedTensor::Recomputed { checkpoint, place }
@@ -92,7 +92,7 @@ impl TensorMachine {
                 self.count_dropped(checkpoint);
                 SavedTensor::WeightOf { checkpoint, weight }
             }
-            (SavingMode::ToHost, Some(tensor)) => self.pack(tensor, is_transposed.then(|| self.bytes(tensor))),
+            (SavingMode::ToHost, Some(tensor)) => self.pack(tensor, self.weight_bytes(weight, tensor), is_transposed),
             (SavingMode::Keep | SavingMode::ToHost, _) => SavedTensor::Weight(weight),
         };
         self.graph.saved.push(saved);
@@ -228,11 +228,10 @@ impl TensorMachine {
         tensor
     }
 
-    /// Copies a tensor to the host. A transposed or sliced view, which has this many bytes, is made contiguous first.
-    fn pack(&mut self, tensor: Tensor, view: Option<u64>) -> SavedTensor {
-        let bytes = view.unwrap_or_else(|| self.bytes(tensor));
+    /// Copies this many bytes of a tensor to the host. A transposed or sliced view is made contiguous first.
+    fn pack(&mut self, tensor: Tensor, bytes: u64, is_view: bool) -> SavedTensor {
         let buffer = self.take_host_buffer(bytes);
-        if view.is_none() {
+        if !is_view {
             self.copy_to_host(tensor, buffer);
         } else {
             let contiguous = self.temporary(bytes);
@@ -271,7 +270,7 @@ impl TensorMachine {
         arguments: impl IntoIterator<Item = Tensor>,
     ) -> SavingMode {
         let kept_input = if self.saving == SavingMode::ToHost {
-            self.pack(input.tensor, None)
+            self.pack(input.tensor, self.bytes(input.tensor), false)
         } else {
             SavedTensor::Kept(self.retain(input.tensor))
         };

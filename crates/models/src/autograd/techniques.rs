@@ -14,7 +14,7 @@ pub(crate) const TECHNIQUES: Parameter = Parameter::words(
     "memory-saving techniques: amp, fp16, bf16_model, bf16_master, tf32, ckpt, ckpt2, ckpt_selective, accum2, accum4, accum8, \
      offload, offload_optimizer, offload_params, offload_component, inplace, zero_fill, empty_cache[:n|forward|backward|\
      step|phase], gc[:n], sgd, adam8bit, paged_adam8bit, paged_adam, fused, foreach_off, chunked_loss[:n], liger, lora[:rank], qlora[:rank], ddp[:n], zero1:n, zero2:n, zero3:n, \
-     tensor_parallel:n, pipeline:n",
+     fsdp:n, tensor_parallel:n, pipeline:n",
 );
 /// An older name of the words for number formats.
 pub(crate) const PRECISION: Parameter = Parameter::alias(
@@ -159,6 +159,8 @@ pub(crate) enum DataParallel {
     Replicated { ranks: u32 },
     /// Every rank keeps a part: of the optimizer's state (stage 1), of the gradients too (2), of the weights too (3).
     Sharded { stage: u8, ranks: u32 },
+    /// PyTorch's FSDP2: `fully_shard` on every block and on the model.
+    FullyShard { ranks: u32 },
 }
 
 /// When the program returns cached memory.
@@ -320,9 +322,28 @@ pub const OPTIMIZER_WORDS: [&str; 6] = ["sgd", "adam8bit", "paged_adam8bit", "pa
 const EXCLUSIVE: [&[&str]; 5] = [
     &["amp", "fp16", "bf16_model", "bf16_master"],
     &OPTIMIZER_WORDS,
-    &["ddp", "zero1", "zero2", "zero3"],
+    &["ddp", "zero1", "zero2", "zero3", "fsdp"],
     &["lora", "qlora"],
     &["ckpt", "ckpt_selective"],
+];
+
+/// The words whose programs were compared with FSDP's own code; others are refused beside `fsdp`.
+const MODELLED_WITH_FSDP: [&str; 15] = [
+    "fsdp",
+    "amp",
+    "bf16_model",
+    "bf16_master",
+    "tf32",
+    "ckpt",
+    "accum",
+    "offload",
+    "inplace",
+    "zero_fill",
+    "empty_cache",
+    "gc",
+    "sgd",
+    "fused",
+    "foreach_off",
 ];
 
 /// The techniques read so far, and the words that set them.
@@ -378,6 +399,7 @@ impl TechniqueParser {
                 let stage = name.strip_prefix("zero").and_then(|stage| stage.parse().ok()).unwrap_or(1);
                 techniques.data_parallel = DataParallel::Sharded { stage, ranks: count(word, argument, 2, None)? };
             }
+            "fsdp" => techniques.data_parallel = DataParallel::FullyShard { ranks: count(word, argument, 2, None)? },
             "tensor_parallel" => techniques.tensor_ranks = count(word, argument, 2, None)?,
             "pipeline" => techniques.pipeline_stages = count(word, argument, 2, None)?,
             _ => match (name.strip_prefix("accum"), name.strip_prefix("ckpt")) {
@@ -388,7 +410,7 @@ impl TechniqueParser {
             },
         }
         let takes_argument =
-            ["empty_cache", "gc", "chunked_loss", "lora", "qlora", "ddp", "tensor_parallel", "pipeline"];
+            ["empty_cache", "gc", "chunked_loss", "lora", "qlora", "ddp", "fsdp", "tensor_parallel", "pipeline"];
         if argument.is_some() && !takes_argument.contains(&name) && !name.starts_with("zero") {
             return Err(format!("technique '{name}' takes no argument"));
         }
@@ -413,6 +435,12 @@ impl TechniqueParser {
         let shards = matches!(techniques.data_parallel, DataParallel::Sharded { .. });
         if shards && techniques.offload_weights {
             return clash("zero", "offload_params", "weights are staged from one place, not two");
+        }
+        let is_modelled = |word: &&String| MODELLED_WITH_FSDP.contains(&stem_of(name_of(word)));
+        if self.has("fsdp")
+            && let Some(other) = self.seen.iter().find(|word| !is_modelled(word))
+        {
+            return Err(format!("'fsdp' and '{other}' together are not modelled"));
         }
         if techniques.pipeline_stages > 1 && techniques.loss_chunks.is_some() {
             return clash("pipeline", "chunked_loss", "the first stage, which is shown, has no loss");
@@ -463,7 +491,7 @@ mod tests {
     #[test]
     fn every_word_is_known() {
         for word in super::known_words() {
-            let needs_ranks = ["zero1", "zero2", "zero3", "tensor_parallel", "pipeline"].contains(&word);
+            let needs_ranks = ["zero1", "zero2", "zero3", "fsdp", "tensor_parallel", "pipeline"].contains(&word);
             // bitsandbytes' weights and liger-kernel are used with models of transformers.
             let model = if ["qlora", "liger"].contains(&word) { "llama-2-7b" } else { "reference-gpt-163m" };
             let word = if needs_ranks { format!("{word}:4") } else { word.to_owned() };
@@ -516,6 +544,11 @@ mod tests {
             ),
             ("inplace:2", "technique 'inplace' takes no argument"),
             ("zero3", "'zero3' takes a whole number from 2 to 65535"),
+            ("fsdp", "'fsdp' takes a whole number from 2 to 65535"),
+            ("zero3:2,fsdp:2", "'zero3:2' and 'fsdp:2' contradict: only one of them can be set"),
+            ("fsdp:2,lora:4", "'fsdp' and 'lora:4' together are not modelled"),
+            ("fp16,fsdp:2", "'fsdp' and 'fp16' together are not modelled"),
+            ("fsdp:2,offload_params", "'fsdp' and 'offload_params' together are not modelled"),
             ("tensor_parallel:5", "5 ranks of tensor_parallel do not divide 12 heads"),
             ("pipeline:5", "5 stages of pipeline do not divide 12 layers"),
             ("accum3", "3 micro-batches do not divide 8 sequences"),

@@ -192,6 +192,7 @@ impl Trainer {
         machine.enter_pass();
         let model = machine.model.clone();
         let value = model.forward(machine, batch, result);
+        machine.leave_forward();
         let (sequences, length) = (machine.graph.sequences, machine.graph.length);
         let graph = std::mem::replace(&mut machine.graph, Graph { sequences, length, ..Graph::default() });
         ForwardOutput { value, graph }

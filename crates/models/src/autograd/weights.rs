@@ -3,14 +3,19 @@
 //! Most are loaded once and stay. Weights that the host keeps, or of which this rank keeps a part, are staged in before
 //! their layer's forward and backward and released after it. Ranks that train on different data sum or scatter their
 //! gradients; the trace shows one of them.
+//!
+//! FSDP is written after PyTorch 2.11's `torch/distributed/fsdp/_fully_shard`: the weights of a block are a group, those
+//! outside of all blocks are the root's group, and a group is gathered, released and reduced as one. The trace shows the
+//! first rank, whose parts are never smaller than those of the others.
 
 use super::{
     graph::{GradientEdge, GraphNode, Tensor, Variable, WeightId},
-    machine::TensorMachine,
-    techniques::{DataParallel, NumberFormat},
+    layers::scratch,
+    machine::{HostThread, TensorMachine},
+    techniques::{DataParallel, NumberFormat, Precision},
 };
-use oomph_base::MIB;
-use oomph_trace::{BlockSlot, Category, CollectiveKind, MarkKind};
+use oomph_base::{MIB, StreamId, Work};
+use oomph_trace::{BlockSlot, Category, CollectiveKind, MarkKind, TraceEventId};
 
 /// DistributedDataParallel sums gradients in buckets of this size; the first one is small so that it starts early.
 const BUCKET: u64 = 25 * MIB;
@@ -20,6 +25,8 @@ const FIRST_BUCKET: u64 = MIB;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeclaredWeight {
     pub(crate) elements: u64,
+    /// Its size along the first dimension, along which FSDP divides it. Set for the models that FSDP is modelled for.
+    pub(crate) rows: u64,
     pub(crate) layer: Option<u16>,
     pub(crate) trainable: bool,
     /// Whether it is looked up row by row, and can therefore stay on the host.
@@ -45,6 +52,7 @@ impl WeightList {
     pub(crate) fn declare(&mut self, elements: u64, trainable: bool) -> WeightId {
         self.declared.push(DeclaredWeight {
             elements,
+            rows: elements,
             layer: self.layer,
             trainable,
             is_embedding: false,
@@ -53,6 +61,13 @@ impl WeightList {
             is_quantized: false,
         });
         (self.declared.len() - 1) as WeightId
+    }
+
+    /// Declares the next weight, with this many rows.
+    pub(crate) fn declare_rows(&mut self, rows: u32, elements: u64, trainable: bool) -> WeightId {
+        let id = self.declare(elements, trainable);
+        self.declared[id as usize].rows = rows.into();
+        id
     }
 
     /// Declares a buffer: it has no gradient. Its format may be its own.
@@ -79,6 +94,8 @@ pub(crate) struct WeightState {
     /// This rank's part, where the whole is gathered only while it is used.
     pub(crate) shard: Option<Tensor>,
     pub(crate) elements: u64,
+    rows: u64,
+    is_buffer: bool,
     /// Its format, where it is not that of all weights.
     number: Option<NumberFormat>,
     pub(crate) layer: Option<u16>,
@@ -100,8 +117,8 @@ pub(crate) struct WeightState {
 impl WeightState {
     /// A weight that is not loaded yet.
     pub(crate) fn of(declared: &DeclaredWeight) -> WeightState {
-        let DeclaredWeight { elements, number, layer, trainable, .. } = *declared;
-        WeightState { elements, number, layer, trainable, ..WeightState::default() }
+        let DeclaredWeight { elements, rows, number, layer, trainable, is_buffer, .. } = *declared;
+        WeightState { elements, rows, number, layer, trainable, is_buffer, ..WeightState::default() }
     }
 
     /// The tensor that the optimizer updates on this rank.
@@ -122,6 +139,9 @@ impl TensorMachine {
             return self.load_quantized();
         }
         self.trace.mark(MarkKind::Phase, "load", 0);
+        if self.is_fully_sharded() {
+            return self.load_groups();
+        }
         let number = self.plan.precision.of_weights();
         let model = self.model.clone();
         for declared in model.weights() {
@@ -156,22 +176,41 @@ impl TensorMachine {
     /// Called before a block's forward: makes its weights available.
     pub(crate) fn enter_layer(&mut self, layer: u32) {
         self.layer = u16::try_from(layer).ok();
+        if self.is_fully_sharded() {
+            return self.gather_group(self.layer);
+        }
         self.stage_in(self.layer);
     }
 
     /// Called after a block's forward: releases weights that are kept elsewhere.
     pub(crate) fn leave_layer(&mut self, layer: u32) {
+        if self.is_fully_sharded() {
+            return self.release_group(u16::try_from(layer).ok());
+        }
         self.stage_out(u16::try_from(layer).ok());
     }
 
     /// Called before a pass: makes the weights outside of the blocks available.
     pub(crate) fn enter_pass(&mut self) {
         self.layer = None;
+        if self.is_fully_sharded() {
+            return self.enter_group_pass();
+        }
         self.stage_in(None);
+    }
+
+    /// Called after a forward pass.
+    pub(crate) fn leave_forward(&mut self) {
+        if let Some(buffer) = self.sharded_groups.copied_out.take() {
+            self.release(buffer);
+        }
     }
 
     /// Called before a node's backward: makes the weights of its layer available and releases those of the last layer.
     pub(crate) fn stage_for_backward(&mut self, node: &GraphNode) {
+        if self.is_fully_sharded() {
+            return self.stage_group_for_backward(node.layer);
+        }
         if !self.stages_weights() || self.staged_layer == node.layer {
             return;
         }
@@ -185,6 +224,9 @@ impl TensorMachine {
 
     /// Called after a backward pass: releases all staged weights.
     pub(crate) fn leave_pass(&mut self) {
+        if self.is_fully_sharded() {
+            return self.leave_group_pass();
+        }
         if self.stages_weights() {
             let staged = self.staged_layer.take();
             self.stage_out(staged);
@@ -253,14 +295,41 @@ impl TensorMachine {
 
     /// The number of elements of a weight that this rank's optimizer updates.
     pub(crate) fn shard_elements(&self, id: WeightId) -> u64 {
-        self.part_of(self.weights[id as usize].elements)
+        let &WeightState { elements, rows, .. } = &self.weights[id as usize];
+        match self.plan.techniques.data_parallel {
+            // Every rank keeps as many rows, the last ones of zeros (`_init_sharded_param`).
+            DataParallel::FullyShard { ranks } => rows.div_ceil(ranks.into()) * (elements / rows),
+            _ => self.part_of(elements),
+        }
+    }
+
+    /// The format in which a weight is kept and updated: `MixedPrecisionPolicy` narrows it only while it is used.
+    pub(crate) fn kept_number(&self, id: WeightId) -> NumberFormat {
+        let has_master = self.plan.precision == Precision::HalfModel { master_weights: true };
+        if self.is_fully_sharded() && has_master { NumberFormat::Single } else { self.weight_number(id) }
+    }
+
+    /// The bytes of a weight on the device: with FSDP, its tensor is padded.
+    pub(crate) fn weight_bytes(&self, id: WeightId, tensor: Tensor) -> u64 {
+        match self.is_fully_sharded() {
+            true => self.weights[id as usize].elements * self.weight_number(id).bytes(),
+            false => self.bytes(tensor),
+        }
+    }
+
+    /// The bytes of a gradient that the optimizer reads: with FSDP, those of a group are one tensor.
+    pub(crate) fn gradient_bytes(&self, id: WeightId, gradient: Tensor) -> u64 {
+        match self.is_fully_sharded() {
+            true => self.shard_elements(id) * self.kept_number(id).bytes(),
+            false => self.bytes(gradient),
+        }
     }
 
     /// This rank's part of a weight with this many elements.
     fn part_of(&self, elements: u64) -> u64 {
         match self.plan.techniques.data_parallel {
             DataParallel::Sharded { ranks, .. } => elements.div_ceil(ranks.into()),
-            DataParallel::Alone | DataParallel::Replicated { .. } => elements,
+            DataParallel::Alone | DataParallel::Replicated { .. } | DataParallel::FullyShard { .. } => elements,
         }
     }
 
@@ -358,5 +427,241 @@ impl TensorMachine {
     /// Whether weights are complete only while their layer runs.
     fn gathers_weights(&self) -> bool {
         matches!(self.plan.techniques.data_parallel, DataParallel::Sharded { stage: 3, .. })
+    }
+}
+
+/// What FSDP holds between two of its calls.
+#[derive(Debug, Default)]
+pub(crate) struct ShardedGroups {
+    streams: Option<GroupStreams>,
+    /// A group whose gather has begun, and its buffer.
+    gathered: Option<(Option<u16>, Tensor)>,
+    /// The buffer of the last group that forward has copied out: it is released after the copies of the next one.
+    copied_out: Option<Tensor>,
+    /// The buffer of the last reduction's gradients.
+    reduced: Option<Tensor>,
+}
+
+/// FSDP's streams (`FSDPCommContext`), and the event by which one waits for another.
+#[derive(Clone, Copy, Debug)]
+struct GroupStreams {
+    gather: StreamId,
+    reduce: StreamId,
+    event: TraceEventId,
+}
+
+impl TensorMachine {
+    /// Whether weights are kept and used as FSDP does.
+    pub(crate) fn is_fully_sharded(&self) -> bool {
+        matches!(self.plan.techniques.data_parallel, DataParallel::FullyShard { .. })
+    }
+
+    fn group_ranks(&self) -> u64 {
+        match self.plan.techniques.data_parallel {
+            DataParallel::FullyShard { ranks } => ranks.into(),
+            _ => 1,
+        }
+    }
+
+    /// The weights of a group, in the order of their modules (`_get_managed_states`).
+    fn group(&self, layer: Option<u16>) -> Vec<WeightId> {
+        let is_member = |id: &usize| self.weights[*id].layer == layer && !self.weights[*id].is_buffer;
+        (0..self.weights.len()).filter(is_member).map(|id| id as WeightId).collect()
+    }
+
+    /// The bytes of the shards of some weights, in the formats of `number`.
+    fn shards(&self, group: &[WeightId], number: impl Fn(WeightId) -> NumberFormat) -> Vec<u64> {
+        group.iter().map(|&id| self.shard_elements(id) * number(id).bytes()).collect()
+    }
+
+    fn last_layer(&self) -> Option<u16> {
+        self.weights.iter().filter_map(|weight| weight.layer).max()
+    }
+
+    /// `fully_shard` on every block, then on the model: it moves the group's weights and buffers to the device, copies this
+    /// rank's parts, and releases the whole weights.
+    fn load_groups(&mut self) {
+        let model = self.model.clone();
+        self.weights = model.weights().iter().map(WeightState::of).collect();
+        let blocks = 0..self.last_layer().map_or(0, |layer| layer + 1);
+        for layer in blocks.map(Some).chain([None]) {
+            self.layer = layer;
+            let group = self.group(layer);
+            let copied = |machine: &mut TensorMachine, id: WeightId| {
+                let bytes = machine.weights[id as usize].elements * machine.kept_number(id).bytes();
+                machine.copy_in(bytes, Category::Parameter)
+            };
+            let whole: Vec<Tensor> = group.iter().map(|&id| copied(self, id)).collect();
+            for id in self.weights_of(layer).into_iter().filter(|&id| model.weights()[id].is_buffer) {
+                self.weights[id].tensor = Some(copied(self, id as WeightId));
+            }
+            for (&id, &whole) in group.iter().zip(&whole) {
+                let bytes = self.shard_elements(id) * self.kept_number(id).bytes();
+                let shard = self.alloc(bytes, Category::Parameter);
+                self.elementwise(3 * bytes, [whole, shard]);
+                self.weights[id as usize].shard = Some(shard);
+            }
+            whole.into_iter().for_each(|tensor| self.release(tensor));
+        }
+        self.layer = None;
+    }
+
+    /// Opens FSDP's streams at their first use; a trace holds many more.
+    fn group_streams(&mut self) -> GroupStreams {
+        if let Some(streams) = self.sharded_groups.streams {
+            return streams;
+        }
+        let [gather, reduce] = [(); 2].map(|()| self.trace.new_stream().unwrap_or(StreamId::DEFAULT));
+        let streams = GroupStreams { gather, reduce, event: self.trace.new_event() };
+        self.sharded_groups.streams = Some(streams);
+        streams
+    }
+
+    /// Lets later work of a stream wait for what another has queued.
+    fn wait_for_stream(&mut self, waiting: StreamId, other: StreamId) {
+        let event = self.group_streams().event;
+        self.trace.event_record(event, other);
+        self.trace.event_wait(event, waiting);
+    }
+
+    /// Gathers a group for its forward (`FSDPParamGroup.pre_forward`).
+    fn gather_group(&mut self, layer: Option<u16>) {
+        self.begin_gather(layer);
+        self.end_gather(layer);
+    }
+
+    /// Begins to gather a group that is neither whole nor on its way (`FSDPParamGroup.unshard`, `foreach_all_gather`). This
+    /// rank's part is copied into the buffer, narrowed in a buffer of its own before.
+    fn begin_gather(&mut self, layer: Option<u16>) {
+        let group = self.group(layer);
+        let is_whole = group.iter().all(|&id| self.weights[id as usize].tensor.is_some());
+        if is_whole || self.sharded_groups.gathered.is_some_and(|(of, _)| of == layer) {
+            return;
+        }
+        let (gather, ranks) = (self.group_streams().gather, self.group_ranks());
+        let outer = std::mem::replace(&mut self.layer, layer);
+        let part: u64 = self.shards(&group, |id| self.weight_number(id)).iter().sum();
+        let kept: u64 = self.shards(&group, |id| self.kept_number(id)).iter().sum();
+        let narrowed = (part < kept).then(|| self.alloc_on(part, Category::Temporary, gather));
+        let buffer = self.alloc_on(part * ranks, Category::Temporary, gather);
+        self.trace.work(Work::Elementwise { bytes: kept + part }, gather, &[buffer.0]);
+        self.trace.collective(CollectiveKind::AllGather, part, ranks as u16, gather);
+        if let Some(narrowed) = narrowed {
+            self.release(narrowed);
+        }
+        self.layer = outer;
+        self.sharded_groups.gathered = Some((layer, buffer));
+    }
+
+    /// Copies a gathered group out to its weights (`FSDPParamGroup.wait_for_unshard`). Forward keeps the buffer until the
+    /// next group is copied, so that the copies overlap with its gather.
+    fn end_gather(&mut self, layer: Option<u16>) {
+        let Some((_, buffer)) = self.sharded_groups.gathered.take_if(|(of, _)| *of == layer) else { return };
+        let (gather, ranks) = (self.group_streams().gather, self.group_ranks());
+        let outer = std::mem::replace(&mut self.layer, layer);
+        let group = self.group(layer);
+        let parts = self.shards(&group, |id| self.weight_number(id));
+        self.wait_for_stream(StreamId::DEFAULT, gather);
+        for (&id, &part) in group.iter().zip(&parts) {
+            let whole = self.alloc(part * ranks, Category::Parameter);
+            self.weights[id as usize].tensor = Some(whole);
+        }
+        self.scratch(scratch::split_copy_table(&parts, ranks), buffer);
+        self.wait_for_stream(gather, StreamId::DEFAULT);
+        let is_forward = self.thread == HostThread::Main;
+        let released = if is_forward { self.sharded_groups.copied_out.replace(buffer) } else { Some(buffer) };
+        if let Some(released) = released {
+            self.release(released);
+        }
+        self.layer = outer;
+    }
+
+    /// Releases the whole weights of a group (`FSDPParamGroup.reshard`).
+    fn release_group(&mut self, layer: Option<u16>) {
+        for id in self.group(layer) {
+            if let Some(tensor) = self.weights[id as usize].tensor.take() {
+                self.release(tensor);
+            }
+        }
+    }
+
+    /// Forward gathers the root's group, which stays whole until backward ends. Backward begins to gather the last block.
+    fn enter_group_pass(&mut self) {
+        match self.thread {
+            HostThread::Main => {
+                let gather = self.group_streams().gather;
+                self.wait_for_stream(gather, StreamId::DEFAULT);
+                self.gather_group(None);
+            }
+            HostThread::Backward => self.begin_gather(self.last_layer()),
+        }
+    }
+
+    /// Called before a node's backward: reduces the gradients of the last block, gathers the next one, and begins to gather
+    /// the one after it (`pre_backward`, `post_backward`).
+    fn stage_group_for_backward(&mut self, layer: Option<u16>) {
+        if self.staged_layer == layer {
+            return;
+        }
+        if let Some(done) = std::mem::replace(&mut self.staged_layer, layer) {
+            self.reduce_group(Some(done));
+        }
+        if let Some(block) = layer {
+            self.gather_group(layer);
+            if let Some(next) = block.checked_sub(1) {
+                self.begin_gather(Some(next));
+            }
+        }
+    }
+
+    /// Called after a backward pass (`_root_post_backward_final_callback`).
+    fn leave_group_pass(&mut self) {
+        if let Some(done) = self.staged_layer.take() {
+            self.reduce_group(Some(done));
+        }
+        self.reduce_group(None);
+        let reduce = self.group_streams().reduce;
+        self.wait_for_stream(StreamId::DEFAULT, reduce);
+        if let Some(buffer) = self.sharded_groups.reduced.take() {
+            self.release(buffer);
+        }
+    }
+
+    /// Releases a group's whole weights and reduces its gradients to this rank's parts, which stay one tensor
+    /// (`FSDPParamGroup.post_backward`, `foreach_reduce`).
+    fn reduce_group(&mut self, layer: Option<u16>) {
+        let group: Vec<WeightId> =
+            self.group(layer).into_iter().filter(|&id| self.weights[id as usize].gradient.is_some()).collect();
+        let mut gradients: Vec<Tensor> =
+            group.iter().filter_map(|&id| self.weights[id as usize].gradient.take()).collect();
+        self.release_group(layer);
+        // A loop's variable holds the last gradient until the function returns.
+        let Some(last) = gradients.pop() else { return };
+        let (reduce, ranks) = (self.group_streams().reduce, self.group_ranks());
+        let outer = std::mem::replace(&mut self.layer, layer);
+        self.wait_for_stream(StreamId::DEFAULT, reduce);
+        if let Some(before) = self.sharded_groups.reduced.take() {
+            self.release(before);
+        }
+        let parts = self.shards(&group, |id| self.kept_number(id));
+        let part: u64 = parts.iter().sum();
+        let buffer = self.temporary(part * ranks);
+        self.scratch(scratch::chunk_cat_table(&parts), buffer);
+        gradients.into_iter().rev().for_each(|gradient| self.release(gradient));
+        self.wait_for_stream(reduce, StreamId::DEFAULT);
+        let reduced = self.alloc_on(part, Category::Gradient, reduce);
+        self.trace.collective(CollectiveKind::ReduceScatter, part * ranks, ranks as u16, reduce);
+        self.release(last);
+        for (&id, bytes) in group.iter().zip(parts) {
+            match self.weights[id as usize].gradient_shard {
+                None => self.weights[id as usize].gradient_shard = Some(self.retain(reduced)),
+                Some(sum) => {
+                    self.trace.work(Work::Elementwise { bytes: 3 * bytes }, reduce, &[reduced.0, sum.0]);
+                }
+            }
+        }
+        self.release(reduced);
+        self.layer = outer;
+        self.sharded_groups.reduced = Some(buffer);
     }
 }

@@ -13,7 +13,7 @@ mod loss;
 pub(crate) mod norm;
 pub(crate) mod pointwise;
 pub(crate) mod quantized;
-mod scratch;
+pub(crate) mod scratch;
 
 use super::{
     graph::{GradientEdge, Gradients, GraphNode, GraphOperation, MOST_EDGES, Tensor, Variable, WeightId},
@@ -166,7 +166,8 @@ impl TensorMachine {
     /// trainable weights until it ends and casts frozen weights again for every product.
     pub(crate) fn product_weight(&mut self, weight: WeightId) -> (Variable, bool) {
         let tensor = self.weight_on_device(weight);
-        let plain = Variable::constant(tensor, self.weight_number(weight));
+        let part = Some(self.weight_bytes(weight, tensor));
+        let plain = Variable { part, ..Variable::constant(tensor, self.weight_number(weight)) };
         if !self.plan.precision.is_autocast() {
             return (plain, false);
         }

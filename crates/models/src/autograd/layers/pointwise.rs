@@ -56,8 +56,9 @@ impl TensorMachine {
     pub(crate) fn weight_factor(&mut self, id: WeightId) -> Factor {
         let tensor = self.weight_on_device(id);
         let trainable = self.weights[id as usize].trainable;
+        let part = Some(self.weight_bytes(id, tensor));
         Factor {
-            variable: Variable::constant(tensor, self.plan.precision.of_weights()),
+            variable: Variable { part, ..Variable::constant(tensor, self.plan.precision.of_weights()) },
             edge: if trainable { GradientEdge::Weight(id) } else { GradientEdge::None },
             needs_gradient: trainable,
             weight: Some(id),

@@ -135,6 +135,32 @@ pub(crate) fn embedding_adds_at_once(indices: u64, table_rows: u64, width: u64) 
     blocks < MULTIPROCESSORS * BLOCKS_PER_MULTIPROCESSOR && embedding_segments(indices, table_rows) > 4 * blocks
 }
 
+/// Bytes that a thread block of FSDP's copies moves at once (`BLOCK_SIZE` times `BYTES_PER_THREAD` in TensorShape.cu).
+const COPIED_BY_BLOCK: u64 = 128 * 16;
+/// Bytes of an entry of their tables.
+const TABLE_ENTRY: u64 = 8;
+
+/// The table of the copy from a gathered buffer to its tensors, of which each rank sent parts of these bytes
+/// (`split_with_sizes_copy_out_cuda_contiguous_no_cast`): a tensor for each thread block, and four numbers for each tensor.
+pub(crate) fn split_copy_table(parts: &[u64], ranks: u64) -> u64 {
+    const THREADS_PER_BLOCK: u64 = 128;
+    const WAVES: u64 = 2;
+    let blocks = |iterations: u64| parts.iter().map(|part| part.div_ceil(COPIED_BY_BLOCK * iterations)).sum::<u64>();
+    let most_blocks = MULTIPROCESSORS * THREADS_PER_MULTIPROCESSOR / THREADS_PER_BLOCK * WAVES;
+    let factor = (blocks(1) * ranks).div_ceil(most_blocks);
+    let root = factor.isqrt();
+    let ranks_per_block = (if root * root < factor { root + 1 } else { root }).min(ranks);
+    let iterations = factor.div_ceil(ranks_per_block);
+    (4 * parts.len() as u64 + 1 + blocks(iterations)) * TABLE_ENTRY
+}
+
+/// The table of the copy of gradients to the buffer that is reduced, with parts of these bytes for each rank
+/// (`get_chunk_cat_metadata`): a tensor for each thread block, and six numbers for each tensor.
+pub(crate) fn chunk_cat_table(parts: &[u64]) -> u64 {
+    let blocks: u64 = parts.iter().map(|part| part.div_ceil(COPIED_BY_BLOCK)).sum();
+    (6 * parts.len() as u64 + 2 + blocks) * TABLE_ENTRY
+}
+
 /// How many rows of partial sums a layer norm's scale and shift gradients are split into, if they are: where there are
 /// many tokens and too few columns to fill the GPU.
 pub(crate) fn norm_partial_rows(tokens: u64, width: u64) -> Option<u64> {
@@ -174,6 +200,24 @@ mod tests {
             assert_eq!(scan(items), 1279, "{items}");
         }
         assert_eq!(embedding_segments(8192, 50_257) * 768 * 4, 27_681_792);
+    }
+
+    /// Sizes from rehearsals of `fully_shard` on a reference GPT with PyTorch 2.11. Its blocks have 12 weights.
+    #[test]
+    fn tables_of_copies_as_rehearsed() {
+        let parts = |width: u64, ranks: u64, number: u64| {
+            let matrix = |rows: u64, columns: u64| rows / ranks * columns * number;
+            let [vector, wide] = [1, 4].map(|factor| matrix(factor * width, 1));
+            let out = [matrix(width, width), vector];
+            let attention = [[vector; 2], [matrix(3 * width, width), matrix(3 * width, 1)], out].concat();
+            [attention, vec![vector, vector, matrix(4 * width, width), wide, matrix(width, 4 * width), vector]].concat()
+        };
+        assert_eq!(split_copy_table(&parts(192, 2, 4), 2), 3912);
+        assert_eq!(split_copy_table(&parts(192, 2, 2), 2), 2184);
+        assert_eq!(chunk_cat_table(&parts(192, 2, 4)), 4112);
+        // A thread block copies more than once, and from several ranks.
+        assert_eq!(split_copy_table(&parts(1024, 8, 2), 8), 6600);
+        assert_eq!(chunk_cat_table(&parts(1024, 8, 4)), 25_232);
     }
 
     #[test]

@@ -89,6 +89,9 @@ pub(crate) const DECODER: GeneratorEntry = GeneratorEntry {
         let lengths = SequenceLengths::read(plan.shape, parameters)?;
         let shape = DecoderShape::read(parameters, &plan)?;
         plan.refuse_unmodelled(shape.is_llama_like(), shape.head_width).map_err(|reason| parameters.refuse(reason))?;
+        if !shape.is_compared_with_fsdp() {
+            plan.refuse_fully_shard().map_err(|reason| parameters.refuse(reason))?;
+        }
         shape.check_quantized(&plan).map_err(|reason| parameters.refuse(reason))?;
         shape.check_window(&plan).map_err(|reason| parameters.refuse(reason))?;
         let model = Arc::new(Decoder::new(&plan, shape));
@@ -194,6 +197,11 @@ impl DecoderShape {
     /// Llama and its relatives: adapters of queries and values, and the kernels of liger-kernel, are modelled.
     fn is_llama_like(&self) -> bool {
         matches!(self.family, DecoderFamily::Llama | DecoderFamily::Qwen2 | DecoderFamily::Qwen3 | DecoderFamily::Gemma)
+    }
+
+    /// Whether the model was compared with PyTorch's FSDP. Gemma's scale of the embeddings keeps its format there.
+    fn is_compared_with_fsdp(&self) -> bool {
+        self.family != DecoderFamily::Gemma
     }
 
     /// Sequences that are longer than the window of attention take a mask, and other kernels.
@@ -880,8 +888,11 @@ impl DecoderWeights<'_> {
         let DecoderShape { ffn, experts, chosen_experts: chosen, .. } = self.shape;
         let width = self.plan.shape.width;
         let router = LinearWeights { flattens: false, ..self.linear(width, experts, false) };
-        let raise = self.declare(experts * width, 2 * ffn);
-        let lower = self.declare(experts * width, ffn);
+        let [raise, lower] = [2, 1].map(|parts| {
+            // All experts are one tensor, with a row for each.
+            let elements = u64::from(experts) * u64::from(width) * u64::from(parts * ffn);
+            self.list.declare_rows(experts, elements, self.plan.techniques.lora_rank.is_none())
+        });
         DecoderMlp::Experts(GroupedExperts { router, raise, lower, experts, chosen, width, inner: ffn })
     }
 
@@ -896,9 +907,11 @@ impl DecoderWeights<'_> {
     }
 
     fn linear(&mut self, inputs: u32, outputs: u32, has_bias: bool) -> LinearWeights {
-        let weight = self.declare(inputs, outputs);
-        let bias = has_bias.then(|| self.declare(outputs, 1));
+        // GPT-2 has `Conv1D`, whose weight has a row for every input.
         let casts_weight_first = self.shape.family == DecoderFamily::Gpt2;
+        let (rows, columns) = if casts_weight_first { (inputs, outputs) } else { (outputs, inputs) };
+        let weight = self.declare(rows, columns);
+        let bias = has_bias.then(|| self.declare(outputs, 1));
         let is_quantized = self.plan.techniques.quantized;
         self.list.declared[weight as usize].is_quantized = is_quantized;
         let plain = LinearWeights::plain(weight, inputs, outputs, TensorSplit::Whole);
@@ -912,7 +925,8 @@ impl DecoderWeights<'_> {
     }
 
     fn declare(&mut self, rows: u32, columns: u32) -> WeightId {
-        self.list.declare(u64::from(rows) * u64::from(columns), self.plan.techniques.lora_rank.is_none())
+        let elements = u64::from(rows) * u64::from(columns);
+        self.list.declare_rows(rows, elements, self.plan.techniques.lora_rank.is_none())
     }
 
     /// The frequencies of the rotation, as they are and as they were: in single precision and without a gradient.
@@ -927,6 +941,7 @@ impl DecoderWeights<'_> {
 mod tests {
     use super::*;
     use crate::Recipe;
+    use oomph_trace::{Op, Trace};
 
     #[test]
     fn mixtral_8x7b_has_its_published_parameters() {
@@ -942,5 +957,31 @@ mod tests {
         let settings = settings.map(|(name, value)| (name, value.to_owned())).to_vec();
         let recipe = Recipe::of_settings("mixtral".to_owned(), &DECODER, "test", settings);
         assert_eq!(recipe.weight_count().unwrap(), Some(46_702_792_704));
+    }
+
+    fn fsdp(family: &str) -> Result<Vec<u64>, String> {
+        let settings = [("family", family), ("layers", "1"), ("width", "64"), ("heads", "2"), ("ffn", "96")];
+        let sizes = [("vocab", "100"), ("context", "16"), ("batch", "1"), ("steps", "1"), ("techniques", "fsdp:7")];
+        let settings = settings.iter().chain(&sizes).map(|(name, value)| (*name, (*value).to_owned())).collect();
+        let recipe = Recipe::of_settings(family.to_owned(), &DECODER, "test", settings);
+        let trace = Trace::read(&recipe.workload().map_err(|error| error.to_string())?).unwrap();
+        let sizes = trace.events.iter().filter_map(|event| match event.op {
+            Op::Alloc { bytes, .. } => Some(bytes),
+            _ => None,
+        });
+        Ok(sizes.collect())
+    }
+
+    /// A seventh of the rows, rounded up: of 192 outputs of a `Linear`, of 64 inputs of a `Conv1D`, of 8 experts.
+    #[test]
+    fn fsdp_divides_rows() {
+        let has = |family: &str, rows: u64, columns: u64| fsdp(family).unwrap().contains(&(rows * columns * 4));
+        assert!(has("gpt_neox", 28, 64) && !has("gpt_neox", 10, 192));
+        assert!(has("gpt2", 10, 192) && !has("gpt2", 28, 64));
+        assert!(has("mixtral", 2, 2 * 96 * 64));
+        assert_eq!(
+            fsdp("gemma"),
+            Err("workload 'gemma': technique 'fsdp' is not modelled for this model yet".to_owned())
+        );
     }
 }

@@ -62,6 +62,7 @@ pub(crate) const ENCODER: GeneratorEntry = GeneratorEntry {
     build: |parameters| {
         let (plan, steps) = (TrainingPlan::read(parameters)?, parameters.count(plan::STEPS.name)?);
         plan.refuse_unmodelled(false, plan.shape.head_width()).map_err(|reason| parameters.refuse(reason))?;
+        plan.refuse_fully_shard().map_err(|reason| parameters.refuse(reason))?;
         let lengths = SequenceLengths::read(plan.shape, parameters)?;
         let model = Arc::new(Bert::new(&plan, BertShape::read(parameters)?));
         let kernel_search = KernelSearch::default();
@@ -96,6 +97,7 @@ pub(crate) const VISION_ENCODER: GeneratorEntry = GeneratorEntry {
     build: |parameters| {
         let (plan, shape) = read_vision(parameters)?;
         plan.refuse_unmodelled(false, plan.shape.head_width()).map_err(|reason| parameters.refuse(reason))?;
+        plan.refuse_fully_shard().map_err(|reason| parameters.refuse(reason))?;
         let steps = parameters.count(plan::STEPS.name)?;
         let lengths = SequenceLengths::fixed(plan.shape);
         let model = Arc::new(Vit::new(&plan, shape));

@@ -63,6 +63,7 @@ pub(crate) const ENCODER_DECODER: GeneratorEntry = GeneratorEntry {
         let (plan, steps) = (TrainingPlan::read(parameters)?, parameters.count(plan::STEPS.name)?);
         let shape = T5Shape::read(parameters, &plan)?;
         plan.refuse_unmodelled(false, shape.head_width).map_err(|reason| parameters.refuse(reason))?;
+        plan.refuse_fully_shard().map_err(|reason| parameters.refuse(reason))?;
         let lengths = SequenceLengths::read(plan.shape, parameters)?;
         let model = Arc::new(T5::new(&plan, shape));
         let kernel_search = KernelSearch::default();
