@@ -415,6 +415,10 @@ mod tests {
                     Category::Workspace,
                     Category::Input,
                 ],
+                // A pool of pages and the buffers of inputs stay.
+                "serving" if name == "llm-serve-pool" => {
+                    &[Category::Parameter, Category::Cache, Category::Workspace, Category::Input]
+                }
                 "serving" => &[Category::Parameter, Category::Workspace],
                 _ => &[],
             };

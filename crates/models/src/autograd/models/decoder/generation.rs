@@ -217,8 +217,7 @@ impl AnsweringProgram {
         let single = machine.alloc(wide, Category::Activation);
         machine.elementwise(2 * wide, [logits.tensor, single]);
         replace(machine, &mut state.logits, single);
-        let next = machine.alloc(of_token, Category::Input);
-        machine.work(Work::Reduction { bytes: wide }, [single, next]);
+        let next = machine.largest_of_rows(single, sequences, vocabulary);
         // Answers that have ended go on with the token that fills up.
         let kept = machine.temporary(of_token);
         let filled = machine.temporary(of_token);
