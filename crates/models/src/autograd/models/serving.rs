@@ -14,7 +14,7 @@ use crate::{
     Generator, GeneratorEntry, GeneratorStart, Parameter, Parameters, SeededRandom, WorkloadError,
     autograd::{
         graph::{SavingMode, Tensor, Variable},
-        layers::{INDEX, KEYS_STEP},
+        layers::{INDEX, KEYS_STEP, linear::LinearWeights},
         machine::TensorMachine,
         plan::{self, ModelShape, TrainingPlan},
         techniques::{NumberFormat, Precision, Techniques},
@@ -436,16 +436,34 @@ impl PoolSettings {
 
 /// What a server with a pool keeps on the device for the inputs of every pass.
 #[derive(Clone, Copy, Debug)]
-struct InputBuffers {
-    ids: Tensor,
+pub(crate) struct InputBuffers {
+    pub(crate) ids: Tensor,
     places: Tensor,
     /// Where the keys and values of each token go.
     slots: Tensor,
     /// Where the tokens of each sequence begin.
-    starts: Tensor,
+    pub(crate) starts: Tensor,
     lengths: Tensor,
     /// The pages of each sequence.
     table: Tensor,
+}
+
+impl InputBuffers {
+    /// For passes of this many tokens, and the batch and context of the plan.
+    pub(crate) fn allocate(machine: &mut TensorMachine, tokens: u32, page_tokens: u32) -> InputBuffers {
+        let shape = machine.plan.shape;
+        let (tokens, sequences) = (u64::from(tokens), u64::from(shape.batch));
+        let longest = u64::from(shape.context.div_ceil(page_tokens));
+        let mut buffer = |bytes| machine.alloc(bytes, Category::Input);
+        InputBuffers {
+            ids: buffer(SHORT_INDEX * tokens),
+            places: buffer(INDEX * tokens),
+            slots: buffer(INDEX * tokens),
+            starts: buffer(SHORT_INDEX * (sequences + 1)),
+            lengths: buffer(SHORT_INDEX * sequences),
+            table: buffer(SHORT_INDEX * sequences * longest),
+        }
+    }
 }
 
 /// A request in a server with a pool.
@@ -532,27 +550,18 @@ impl PooledServing {
         let (batch, context) = (self.machine.plan.shape.batch, self.machine.plan.shape.context);
         self.machine.saving = SavingMode::Off;
         self.machine.trace.mark(MarkKind::Phase, "buffers", 0);
-        let (tokens, sequences) = (u64::from(self.settings.batched_tokens), u64::from(batch));
-        let longest = u64::from(context.div_ceil(self.settings.page_tokens));
-        let mut buffer = |bytes| self.machine.alloc(bytes, Category::Input);
-        let buffers = InputBuffers {
-            ids: buffer(SHORT_INDEX * tokens),
-            places: buffer(INDEX * tokens),
-            slots: buffer(INDEX * tokens),
-            starts: buffer(SHORT_INDEX * (sequences + 1)),
-            lengths: buffer(SHORT_INDEX * sequences),
-            table: buffer(SHORT_INDEX * sequences * longest),
-        };
+        let (tokens, page_tokens) = (self.settings.batched_tokens, self.settings.page_tokens);
+        let buffers = InputBuffers::allocate(&mut self.machine, tokens, page_tokens);
         self.machine.load();
         self.machine.trace.mark(MarkKind::Phase, "profile", 0);
         self.machine.trace.empty_cache();
         // No attention: there is no cache yet.
-        let hidden = self.served.pooled_pass(&mut self.machine, &buffers, self.settings.batched_tokens, &[]);
-        self.served.draw_tokens(&mut self.machine, &buffers, hidden, Some(hidden.tensor), batch);
+        let hidden = self.served.pooled_pass(&mut self.machine, &buffers, tokens, &[]);
+        self.served.draw_tokens(&mut self.machine, &buffers, Some(hidden), batch);
         self.machine.trace.device_sync();
         self.machine.trace.empty_cache();
         self.machine.trace.mark(MarkKind::Phase, "cache", 0);
-        let per_layer = 2 * u64::from(self.settings.pages) * self.served.bytes_of(self.settings.page_tokens);
+        let per_layer = 2 * u64::from(self.settings.pages) * self.served.bytes_of(page_tokens);
         for layer in 0..self.served.model.blocks.len() {
             self.machine.layer = u16::try_from(layer).ok();
             let pages = self.machine.alloc(per_layer, Category::Cache);
@@ -563,7 +572,7 @@ impl PooledServing {
         self.machine.trace.mark(MarkKind::Phase, "warm-up", 0);
         let rows = [AttentionRows { batch, queries: 1, keys: context }];
         let hidden = self.served.pooled_pass(&mut self.machine, &buffers, batch, &rows);
-        self.served.draw_tokens(&mut self.machine, &buffers, hidden, Some(hidden.tensor), batch);
+        self.served.draw_tokens(&mut self.machine, &buffers, Some(hidden), batch);
         buffers
     }
 
@@ -702,10 +711,7 @@ impl PooledServing {
             }
             None => Some(self.served.pooled_pass(machine, buffers, tokens, &rows)),
         };
-        // A graph's result has no block of its own.
-        let number = machine.plan.precision.of_weights();
-        let read = hidden.unwrap_or(Variable::constant(buffers.starts, number));
-        self.served.draw_tokens(machine, buffers, read, hidden.map(|hidden| hidden.tensor), sequences);
+        self.served.draw_tokens(machine, buffers, hidden, sequences);
     }
 }
 
@@ -762,40 +768,53 @@ impl ServedModel {
         normed
     }
 
-    /// Draws a token for the last row of every sequence: the probabilities, divided by random numbers, and the place of
-    /// the largest. Releases the rows where the caller does not keep them.
+    /// Draws a token for every sequence from the rows of a pass; a graph's result has no block of its own.
     fn draw_tokens(
         &self,
         machine: &mut TensorMachine,
         buffers: &InputBuffers,
-        hidden: Variable,
-        released: Option<Tensor>,
+        hidden: Option<Variable>,
         sequences: u32,
     ) {
         let Some((_, head)) = self.model.head else { return };
-        let (rows, vocabulary) = (u64::from(sequences), u64::from(head.outputs));
-        let ends = machine.temporary(SHORT_INDEX * rows);
-        machine.elementwise(2 * SHORT_INDEX * rows, [buffers.starts, ends]);
-        // Indexing takes places of 64 bits.
-        let places = machine.temporary(INDEX * rows);
-        let last = machine.alloc(rows * u64::from(head.inputs) * hidden.number.bytes(), Category::Activation);
-        machine.elementwise(2 * machine.bytes(last), [hidden.tensor, places, last]);
-        machine.release(places);
-        let narrow = machine.linear(Variable { tensor: last, ..hidden }, head, Category::Activation);
-        let logits = machine.in_format(narrow, NumberFormat::Single);
-        machine.release(narrow.tensor);
-        let wide = NumberFormat::Single.bytes() * rows * vocabulary;
-        let probabilities = machine.temporary(wide);
-        machine.elementwise(2 * wide, [logits.tensor, probabilities]);
-        let noise = machine.temporary(wide);
-        machine.elementwise(wide, [noise]);
-        machine.elementwise(3 * wide, [noise, probabilities]);
-        let drawn = machine.largest_of_rows(probabilities, rows, vocabulary);
-        machine.work(Work::CopyOut { bytes: rows * INDEX, pinned: false }, [drawn]);
-        machine.release(drawn);
-        released.into_iter().for_each(|tensor| machine.release(tensor));
-        machine.release_all([ends, last, logits.tensor, probabilities, noise]);
+        let number = machine.plan.precision.of_weights();
+        let rows = hidden.unwrap_or(Variable::constant(buffers.starts, number));
+        draw_tokens(machine, buffers.starts, head, rows, hidden.map(|hidden| hidden.tensor), sequences);
     }
+}
+
+/// Draws a token for the last row of every sequence, as vLLM's sampler does: the probabilities, divided by random numbers,
+/// and the place of the largest. Releases the rows where the caller does not keep them.
+pub(crate) fn draw_tokens(
+    machine: &mut TensorMachine,
+    starts: Tensor,
+    head: LinearWeights,
+    hidden: Variable,
+    released: Option<Tensor>,
+    sequences: u32,
+) {
+    let (rows, vocabulary) = (u64::from(sequences), u64::from(head.outputs));
+    let ends = machine.temporary(SHORT_INDEX * rows);
+    machine.elementwise(2 * SHORT_INDEX * rows, [starts, ends]);
+    // Indexing takes places of 64 bits.
+    let places = machine.temporary(INDEX * rows);
+    let last = machine.alloc(rows * u64::from(head.inputs) * hidden.number.bytes(), Category::Activation);
+    machine.elementwise(2 * machine.bytes(last), [hidden.tensor, places, last]);
+    machine.release(places);
+    let narrow = machine.linear(Variable { tensor: last, ..hidden }, head, Category::Activation);
+    let logits = machine.in_format(narrow, NumberFormat::Single);
+    machine.release(narrow.tensor);
+    let wide = NumberFormat::Single.bytes() * rows * vocabulary;
+    let probabilities = machine.temporary(wide);
+    machine.elementwise(2 * wide, [logits.tensor, probabilities]);
+    let noise = machine.temporary(wide);
+    machine.elementwise(wide, [noise]);
+    machine.elementwise(3 * wide, [noise, probabilities]);
+    let drawn = machine.largest_of_rows(probabilities, rows, vocabulary);
+    machine.work(Work::CopyOut { bytes: rows * INDEX, pinned: false }, [drawn]);
+    machine.release(drawn);
+    released.into_iter().for_each(|tensor| machine.release(tensor));
+    machine.release_all([ends, last, logits.tensor, probabilities, noise]);
 }
 
 #[cfg(test)]
