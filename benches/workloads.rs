@@ -25,6 +25,7 @@ fn workloads(criterion: &mut Criterion) {
     let others = [
         ("llm-serve", "requests", "64"),
         ("llm-serve-concatenated", "requests", "32"),
+        ("llm-serve-pool", "requests", "64"),
         ("museum-rmm-2039", "rounds", "100"),
         ("museum-pytorch-193400", "cycles", "40000"),
     ]

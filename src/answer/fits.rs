@@ -2,6 +2,7 @@
 //!
 //! Every way is replayed under PyTorch's allocator on a GPU with enough memory, for what it needs, and then on the card with
 //! several batches, for the largest one that completes: there the allocator gives back cached memory before a request fails.
+//! A server takes what is left of the card for a pool of keys and values, and the answer is how much that is.
 
 use std::sync::atomic::AtomicBool;
 
@@ -12,8 +13,9 @@ use super::{
     trial::{CACHING, STEPS_FOR_MEMORY, TrialError, replay_memory},
 };
 use crate::{
+    base::GIB,
     device::DeviceSpec,
-    measure::{CaseDetail, CaseRecord},
+    measure::{CaseDetail, CaseRecord, Status},
     models::{NumericEffect, OPTIMIZER_WORDS, Recipe, WorkloadError},
     strategy::StrategySpec,
     trace::Category,
@@ -36,7 +38,16 @@ pub enum UseKind {
     /// It answers prompts in 16 bits, with a cache of keys and values. Prompt and answer together have the length of the
     /// context.
     Answering,
+    /// It answers requests in 16 bits, in a server whose keys and values are in one pool of pages, as in vLLM.
+    Serving,
 }
+
+/// The share of a card that vLLM takes by default (`gpu_memory_utilization`), in percent.
+pub const SERVER_PERCENT: u64 = 90;
+/// Pages with which the size of a page is found out: so many that rounding does not matter.
+const PAGES_TO_MEASURE: u64 = 1024;
+/// The most pages of a pool.
+const MOST_PAGES: u64 = 1 << 24;
 
 /// Tokens of an answer: enough for the cache to be reallocated as in longer answers.
 const ANSWER_TOKENS: u64 = 16;
@@ -81,6 +92,12 @@ impl ModelUse {
     #[must_use]
     pub fn answering() -> ModelUse {
         ModelUse { name: "inference, 16-bit weights".to_owned(), kind: UseKind::Answering }
+    }
+
+    /// Answering requests in a server.
+    #[must_use]
+    pub fn serving() -> ModelUse {
+        ModelUse { name: "server with a pool of pages, 16-bit weights".to_owned(), kind: UseKind::Serving }
     }
 }
 
@@ -131,6 +148,8 @@ pub struct FitRow {
     pub peak_reserved_bytes: Option<u64>,
     /// The largest batch that completes on the card; 0 where not even one sequence does.
     pub largest_batch: Option<u64>,
+    /// How many tokens the pool of a server has keys and values for; `None` for other uses.
+    pub cache_tokens: Option<u64>,
     /// What it does to the numbers of training.
     pub numerics: Option<NumericEffect>,
     /// Weights at the allocated peak, copies in other formats included.
@@ -181,16 +200,60 @@ impl FitsQuestion<'_> {
                 Some(recipe) => recipe,
                 None => return Ok(FitRow { reason: "not modelled for this model yet".to_owned(), ..row }),
             },
+            UseKind::Serving => return self.served(row),
         };
+        if let Err(reason) = self.measure(Some(&recipe), &mut row)? {
+            return Ok(FitRow { reason, ..row });
+        }
+        row.largest_batch = Some(self.largest_batch(&recipe, &row)?);
+        row.fits = row.largest_batch.zip(row.batch).map(|(largest, batch)| batch <= largest);
+        Ok(row)
+    }
+
+    /// Replays a recipe with enough memory and notes what it takes; or says why it is not modelled.
+    fn measure(&self, recipe: Option<&Recipe>, row: &mut FitRow) -> Result<Result<(), String>, TrialError> {
+        let Some(recipe) = recipe else { return Ok(Err("not modelled for this model yet".to_owned())) };
         let workload = match recipe.workload() {
             Ok(workload) => workload,
-            Err(WorkloadError::Invalid { reason, .. }) => return Ok(FitRow { reason, ..row }),
+            Err(WorkloadError::Invalid { reason, .. }) => return Ok(Err(reason)),
             Err(error) => return Err(Box::new(error).into()),
         };
         let everything = self.card.with_room_for(u64::MAX >> 8);
         let (record, detail) = replay_memory(&workload, CACHING, &everything, None, self.stop)?;
         row.note(&record, &detail);
-        row.largest_batch = Some(self.largest_batch(&recipe, &row)?);
+        Ok(Ok(()))
+    }
+
+    /// A server: the weights, the peak of a pass of the most tokens, and a pool with what is left of its share of the card
+    /// (`determine_available_memory` of vLLM's `Worker`). Context and libraries count as part of the share.
+    fn served(&self, row: FitRow) -> Result<FitRow, TrialError> {
+        let [tokens, sequences] = server_defaults(row.card_bytes, &row.card);
+        let recipe = |pages| self.model.serving(tokens, sequences, pages);
+        let [mut profiled, mut with_pages] = [row.clone(), row.clone()];
+        if let Err(reason) = self.measure(recipe(0).as_ref(), &mut profiled)? {
+            return Ok(FitRow { reason, ..row });
+        }
+        // What is modelled without pages is modelled with them.
+        let _same = self.measure(recipe(PAGES_TO_MEASURE).as_ref(), &mut with_pages)?;
+        let page_bytes = (with_pages.cache_bytes / PAGES_TO_MEASURE).max(1);
+        let overhead = row.card_bytes - row.available_bytes;
+        let taken = overhead + profiled.peak_allocated_bytes.unwrap_or(0);
+        let pages = ((row.card_bytes / 100 * SERVER_PERCENT).saturating_sub(taken) / page_bytes).min(MOST_PAGES);
+        let page_tokens = recipe(pages).and_then(|recipe| recipe.count("page_tokens")).unwrap_or(1);
+        // vLLM gives the first page to no sequence.
+        let usable = pages.saturating_sub(1);
+        let largest = usable / row.context.unwrap_or(1).div_ceil(page_tokens).max(1);
+        let mut row = if largest == 0 { profiled } else { row };
+        row.cache_tokens = Some(usable * page_tokens);
+        row.largest_batch = Some(largest.min(sequences));
+        if let Some(recipe) = recipe(pages).filter(|_| largest > 0) {
+            let _same = self.measure(Some(&recipe), &mut row)?;
+            let workload = recipe.workload().map_err(Box::new)?;
+            let (on_card, _) = replay_memory(&workload, CACHING, self.card, None, self.stop)?;
+            if on_card.status != Status::Completed {
+                row.largest_batch = Some(0);
+            }
+        }
         row.fits = row.largest_batch.zip(row.batch).map(|(largest, batch)| batch <= largest);
         Ok(row)
     }
@@ -212,6 +275,12 @@ impl FitsQuestion<'_> {
         };
         Ok(largest(&question)?.largest.unwrap_or(0))
     }
+}
+
+/// The most tokens of a pass and the most sequences of vLLM's API server on a card (`EngineArgs.get_batch_defaults`).
+fn server_defaults(card_bytes: u64, card: &str) -> [u64; 2] {
+    let is_large = card_bytes >= 70 * GIB && !card.to_lowercase().contains("a100");
+    if is_large { [8192, 1024] } else { [2048, 256] }
 }
 
 impl FitRow {

@@ -126,6 +126,6 @@ impl Args {
             let words = words.iter().filter(|word| !word.is_empty()).cloned().chain(optimizer).collect();
             return Ok(vec![ModelUse::training(words)]);
         }
-        Ok(ModelUse::usual(optimizer).into_iter().chain([ModelUse::answering()]).collect())
+        Ok(ModelUse::usual(optimizer).into_iter().chain([ModelUse::answering(), ModelUse::serving()]).collect())
     }
 }

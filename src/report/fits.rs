@@ -1,7 +1,10 @@
 //! Whether a model fits on cards: a sentence, a table of the ways to use it, and where its memory goes.
 
 use super::render::{Medium, RenderRow, TextTable, distinct, grouped, maybe_bytes};
-use crate::{answer::fits::FitRow, base::Bytes};
+use crate::{
+    answer::fits::{FitRow, SERVER_PERCENT},
+    base::Bytes,
+};
 
 const HEADINGS: [&str; 6] =
     ["way to use it", "peak\nallocated", "peak\nreserved", "fits", "largest\nbatch", "numerics"];
@@ -43,11 +46,23 @@ fn on_one_card(rows: &[&FitRow], medium: Medium) -> String {
                   a way may fit although it would reserve more.";
     let legend = hidden.into_iter().chain([legend.to_owned()]).collect::<Vec<_>>().join("\n");
     let unknown = rows.iter().filter(|row| row.fits.is_none());
-    let table = table.finish(&legend, unknown.map(|row| format!("{}: {}", row.way, row.reason)));
+    let notes =
+        unknown.map(|row| format!("{}: {}", row.way, row.reason)).chain(rows.iter().filter_map(|row| pool(row)));
+    let table = table.finish(&legend, notes);
     let trained: Vec<&FitRow> = rows.iter().copied().filter(|row| row.trains).collect();
     let shown = trained.iter().find(|row| row.fits == Some(true)).or_else(|| least(&trained));
     let parts = shown.map_or_else(String::new, |row| by_category(row));
     format!("{}\n\n{table}\n{parts}", verdict(first, &trained))
+}
+
+/// What the pool of a server holds.
+fn pool(row: &FitRow) -> Option<String> {
+    let tokens = grouped(row.cache_tokens?);
+    Some(format!(
+        "{}: the pool holds keys and values of {tokens} tokens. It is what is left of {SERVER_PERCENT} % of the card, as \
+         vLLM takes it; vLLM's own kernels and graphs are not modelled",
+        row.way
+    ))
 }
 
 /// The answer for training, in one or two lines.
@@ -161,6 +176,12 @@ mod tests {
         let text = FitRow::text(&[never("plain", 90 * GIB), never("thrifty", 30 * GIB)], Medium::PIPE);
         assert!(text.contains("does not train on 24GiB"), "{text}");
         assert!(text.contains("  the least is thrifty: 30.0 GiB are allocated at once"), "{text}");
+        let server = FitRow { cache_tokens: Some(41_232), trains: false, ..row("server", Some(true), GIB) };
+        let text = FitRow::text(&[row("plain", Some(true), GIB), server], Medium::PIPE);
+        assert!(
+            text.contains("server: the pool holds keys and values of 41,232 tokens. It is what is left of 90 %"),
+            "{text}"
+        );
         // A way that is not modelled might fit.
         let odd = FitRow { largest_batch: None, ..row("odd", None, 1) };
         let text = FitRow::text(&[never("plain", 90 * GIB), odd], Medium::PIPE);

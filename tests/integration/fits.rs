@@ -56,11 +56,34 @@ fn answers_take_weights_and_a_cache() {
     let arguments = ["fits", "llama-1b/config.json", "--card", "24GiB", "--context", "512", "--format", "json"];
     let rows = rows(&with_config(&arguments, 0).0);
     let inference: Vec<&Value> = rows.iter().filter(|row| row["trains"] == false).collect();
-    assert_eq!(inference.len(), 1, "{rows:#?}");
+    assert_eq!(inference.len(), 2, "{rows:#?}");
     // Keys and values: 16 layers, 8 heads of 64 numbers, 2 bytes, 496 tokens of the prompt.
     let of = |column: &str| inference[0][column].as_u64().unwrap();
     assert_eq!((of("cache_bytes"), of("gradients_bytes")), (2 * 16 * 8 * 64 * 2 * 496, 0));
     assert!(of("weights_bytes") > 2 * 1_235_814_400 && of("largest_batch") > 100, "{inference:#?}");
+}
+
+#[test]
+fn a_server_takes_what_is_left_for_its_pool() {
+    let server = |card: &str, context: &str| {
+        let arguments = ["fits", "llama-1b/config.json", "--card", card, "--context", context, "--format", "json"];
+        let rows = rows(&with_config(&arguments, if card == "24GiB" { 0 } else { 109 }).0);
+        rows.into_iter().rev().find(|row| row["trains"] == false).unwrap()
+    };
+    let row = server("24GiB", "4000");
+    let of = |column: &str| row[column].as_u64().unwrap();
+    // 16 layers, 8 heads of 64 numbers, 2 bytes, keys and values. One page of 16 tokens is not used.
+    let tokens = of("cache_bytes") / (2 * 16 * 8 * 64 * 2);
+    assert_eq!((of("cache_tokens"), of("cache_bytes") % (2 * 16 * 8 * 64 * 2)), (tokens - 16, 0));
+    assert_eq!(of("largest_batch"), of("cache_tokens") / 4000);
+    // Nearly all of nine tenths of the card: context, weights, a pass and the pool.
+    let taken = of("card_bytes") - of("available_bytes") + of("peak_allocated_bytes");
+    let share = of("card_bytes") / 10 * 9;
+    assert!(taken.abs_diff(share) < share / 1000, "{taken} of {share}");
+    assert!(of("peak_reserved_bytes") < of("available_bytes"));
+    // Too small for one sequence.
+    let row = server("3GiB", "131072");
+    assert_eq!((row["fits"].as_bool(), row["largest_batch"].as_u64()), (Some(false), Some(0)), "{row:#?}");
 }
 
 #[test]

@@ -177,6 +177,14 @@ impl Recipe {
         Some(recipe.with("prompt", &(context - answer).to_string()).with("answer", &answer.to_string()))
     }
 
+    /// The same model in a server with a pool of pages, which starts: passes of this many tokens, after which a token is
+    /// drawn for this many sequences. Nothing where that is not modelled.
+    #[must_use]
+    pub fn serving(&self, tokens: u64, sequences: u64, pages: u64) -> Option<Recipe> {
+        let recipe = self.answering(1)?.with("batch", &sequences.to_string());
+        Some(recipe.with("served_tokens", &tokens.to_string()).with("pages", &pages.to_string()))
+    }
+
     /// Sets a parameter from a text: TOML where it is TOML, otherwise the text itself.
     #[must_use]
     pub fn with(self, key: &str, text: &str) -> Recipe {
@@ -415,6 +423,10 @@ mod tests {
                     Category::Workspace,
                     Category::Input,
                 ],
+                // A pool of pages and the buffers of inputs stay.
+                "serving" if name == "llm-serve-pool" => {
+                    &[Category::Parameter, Category::Cache, Category::Workspace, Category::Input]
+                }
                 "serving" => &[Category::Parameter, Category::Workspace],
                 _ => &[],
             };

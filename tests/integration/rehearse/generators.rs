@@ -1,4 +1,5 @@
-//! The transformer generator against rehearsed PyTorch, request by request, for sizes that were never recorded on a GPU.
+//! The transformer generator, and a server with a pool of pages, against rehearsed PyTorch, request by request, for sizes
+//! that were never recorded on a GPU.
 
 use std::path::Path;
 
@@ -43,4 +44,51 @@ fn the_transformer_generator_requests_what_pytorch_does() {
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// Sizes in the order of `SERVER_NAMES`, number format and captured batch sizes.
+const SERVERS: [([u32; 11], &str, &str); 4] = [
+    ([2, 128, 2, 1000, 8, 64, 16, 20, 12, 40, 20], "bf16", "1,2,4,8"),
+    // Few pages: sequences are computed again.
+    ([3, 192, 3, 50_257, 6, 48, 8, 18, 9, 70, 33], "fp32", "2,5"),
+    // So many tokens to choose from that the choice is split over thread blocks.
+    ([2, 256, 4, 151_936, 12, 512, 16, 30, 20, 33, 40], "bf16", ""),
+    ([1, 320, 5, 777, 5, 100, 4, 17, 7, 1, 60], "bf16", "3"),
+];
+const SERVER_NAMES: [&str; 11] = [
+    "layers",
+    "width",
+    "heads",
+    "vocab",
+    "batch",
+    "batched_tokens",
+    "page_tokens",
+    "pages",
+    "requests",
+    "prompt",
+    "output",
+];
+
+#[test]
+fn a_server_with_a_pool_requests_what_pytorch_does() {
+    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/integration/rehearse/server.py");
+    for (sizes, precision, graphs) in SERVERS {
+        let mut words = vec!["python3".to_owned(), program.to_str().unwrap().to_owned()];
+        let settings = [("cache", "pool"), ("arrivals", "1.0"), ("precision", precision), ("graphs", graphs)];
+        let recipe = Recipe::named("llm-serve").unwrap();
+        let mut recipe = settings.iter().fold(recipe, |recipe, (key, value)| recipe.with(key, value));
+        for (name, size) in SERVER_NAMES.iter().zip(sizes.map(|size| size.to_string())) {
+            words.push(format!("--{name}={size}"));
+            recipe = match *name {
+                "prompt" | "output" => recipe.with(&format!("min_{name}"), &size).with(&format!("max_{name}"), &size),
+                _ => recipe.with(name, &size),
+            };
+        }
+        words.extend([format!("--precision={precision}"), format!("--graphs={graphs}")]);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let Some(folder) = rehearsed(&words) else { return };
+        let recording = trace::open(folder.path().join("out/rank-0.pickle"), &NoProgress).unwrap();
+        let workload = recipe.workload().unwrap();
+        assert_equal_actions(&format!("{sizes:?} {precision} {graphs}"), &actions(&*recording), &actions(&workload));
+    }
 }

@@ -16,7 +16,7 @@ use crate::SeededRandom;
 use oomph_base::{MIB, StreamId, TagId, Work};
 use oomph_trace::{BlockSlot, Category, CollectiveKind, TraceBuilder};
 
-/// What cuBLAS allocates at the first matrix product of a host thread on a Hopper GPU.
+/// What cuBLAS allocates at the first matrix product of a host thread on a stream, on a Hopper GPU.
 const MATRIX_WORKSPACE: u64 = 32 * MIB;
 /// What cuBLASLt allocates at the first product with a bias of a host thread.
 const FUSED_MATRIX_WORKSPACE: u64 = MIB;
@@ -87,6 +87,10 @@ pub(crate) struct TensorMachine {
     pub(crate) graph: Graph,
     pub(crate) saving: SavingMode,
     pub(crate) thread: HostThread,
+    /// The stream that operators run on.
+    pub(crate) stream: StreamId,
+    /// The work of the CUDA graph that is being captured: it runs when the graph is launched.
+    pub(crate) captured_work: Option<Vec<Work>>,
     /// The layer that the next blocks belong to.
     pub(crate) layer: Option<u16>,
     /// Whether the next backward pass is the last before the optimizer.
@@ -122,8 +126,8 @@ pub(crate) struct TensorMachine {
     tags: Vec<[Option<TagId>; Category::ALL.len()]>,
     /// Whether the tables of 8-bit optimizer states are on the device.
     pub(crate) has_code_tables: bool,
-    has_workspace: [bool; 2],
-    has_fused_workspace: [bool; 2],
+    /// Who has a workspace of cuBLAS and of cuBLASLt: a host thread on a stream.
+    workspaces: [Vec<(HostThread, StreamId)>; 2],
     /// Pinned buffers that are not in use, by size: PyTorch keeps them.
     spare_host_buffers: BTreeMap<u64, Vec<BlockSlot>>,
 }
@@ -139,6 +143,8 @@ impl TensorMachine {
             graph: Graph::default(),
             saving: SavingMode::Keep,
             thread: HostThread::Main,
+            stream: StreamId::DEFAULT,
+            captured_work: None,
             layer: None,
             is_last_micro_batch: true,
             staged_layer: None,
@@ -158,15 +164,14 @@ impl TensorMachine {
             gradients_left: Vec::new(),
             tags: Vec::new(),
             has_code_tables: false,
-            has_workspace: [false; 2],
-            has_fused_workspace: [false; 2],
+            workspaces: [const { Vec::new() }; 2],
             spare_host_buffers: BTreeMap::new(),
         }
     }
 
     /// A new tensor with one reference.
     pub(crate) fn alloc(&mut self, bytes: u64, category: Category) -> Tensor {
-        self.alloc_on(bytes, category, StreamId::DEFAULT)
+        self.alloc_on(bytes, category, self.stream)
     }
 
     /// A new tensor of another stream.
@@ -249,8 +254,10 @@ impl TensorMachine {
 
     /// Queues work; at most four operands, the result last.
     pub(crate) fn work<const COUNT: usize>(&mut self, work: Work, operands: [Tensor; COUNT]) {
-        if !self.is_stopped {
-            self.trace.work(work, StreamId::DEFAULT, &operands.map(|tensor| tensor.0));
+        match &mut self.captured_work {
+            _ if self.is_stopped => {}
+            Some(captured) => captured.push(work),
+            None => self.trace.work(work, self.stream, &operands.map(|tensor| tensor.0)),
         }
     }
 
@@ -271,18 +278,23 @@ impl TensorMachine {
         self.work(Work::Elementwise { bytes }, operands);
     }
 
-    /// The workspace that cuBLAS allocates at the first product of each thread and keeps.
+    /// The workspace that cuBLAS allocates at the first product of each thread and stream and keeps
+    /// (`getCurrentCUDABlasHandle`).
     pub(crate) fn ensure_matrix_workspace(&mut self) {
-        if !self.is_stopped && !std::mem::replace(&mut self.has_workspace[self.thread as usize], true) {
-            self.keep_workspace(MATRIX_WORKSPACE);
-        }
+        self.ensure_workspace(0, MATRIX_WORKSPACE);
     }
 
     /// The same for cuBLASLt, which makes products with a bias.
     pub(crate) fn ensure_fused_matrix_workspace(&mut self) {
         self.ensure_matrix_workspace();
-        if !self.is_stopped && !std::mem::replace(&mut self.has_fused_workspace[self.thread as usize], true) {
-            self.keep_workspace(FUSED_MATRIX_WORKSPACE);
+        self.ensure_workspace(1, FUSED_MATRIX_WORKSPACE);
+    }
+
+    fn ensure_workspace(&mut self, library: usize, bytes: u64) {
+        let owner = (self.thread, self.stream);
+        if !self.is_stopped && !self.workspaces[library].contains(&owner) {
+            self.workspaces[library].push(owner);
+            self.keep_workspace(bytes);
         }
     }
 

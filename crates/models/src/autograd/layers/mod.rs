@@ -229,6 +229,18 @@ impl TensorMachine {
         gradient
     }
 
+    /// The place of the largest number of every row (`argmax`).
+    pub(crate) fn largest_of_rows(&mut self, input: Tensor, rows: u64, columns: u64) -> Tensor {
+        let places = self.alloc(INDEX * rows, Category::Input);
+        if let Some(scratch) = scratch::argmax_of_rows(rows, columns) {
+            let partial = self.alloc(scratch.partial_sums, Category::Workspace);
+            let counters = self.alloc(scratch.counters, Category::Workspace);
+            self.release_all([counters, partial]);
+        }
+        self.work(Work::Reduction { bytes: self.bytes(input) }, [input, places]);
+        places
+    }
+
     /// Ends autocast: copies of weights that the graph did not save are freed.
     pub(crate) fn end_autocast(&mut self) {
         for place in 0..self.cast_weights.len() {

@@ -58,6 +58,26 @@ pub(crate) fn sum_over_rows(rows: u64, columns: u64) -> Option<ReductionScratch>
     (split > 1).then_some(ReductionScratch { partial_sums: 4 * columns * split * width * vector, counters: 4 * blocks })
 }
 
+/// The buffers of the place of the largest number of every row, if it needs any (`setReduceConfig` in Reduce.cuh).
+///
+/// All 512 threads of a block share a row. Rows are split over blocks where a thread would look at 256 numbers and more.
+/// A partial result is a number of single precision and a place, in 16 bytes.
+pub(crate) fn argmax_of_rows(rows: u64, columns: u64) -> Option<ReductionScratch> {
+    const THREADS: u64 = 512;
+    const FEWEST_PER_THREAD: u64 = 16;
+    const MOST_PER_THREAD: u64 = 256;
+    const PARTIAL: u64 = 16;
+
+    let wanted_blocks = MULTIPROCESSORS * (THREADS_PER_MULTIPROCESSOR / THREADS);
+    let per_thread = columns.div_ceil(THREADS);
+    if per_thread < MOST_PER_THREAD || rows > wanted_blocks {
+        return None;
+    }
+    let split = wanted_blocks.div_ceil(rows).min(per_thread.div_ceil(FEWEST_PER_THREAD));
+    let split = split.max(per_thread.div_ceil(MOST_PER_THREAD));
+    (split > 1).then_some(ReductionScratch { partial_sums: PARTIAL * rows * split, counters: 4 * rows })
+}
+
 /// The buffer of memory-efficient attention's backward for the gradient of the queries: a lock and a tile of sums for
 /// each block of queries.
 pub(crate) fn memory_efficient_backward(sequences_by_heads: u64, length: u64, head_width: u64) -> u64 {
@@ -191,6 +211,16 @@ mod tests {
     fn sum_of_all_as_rehearsed() {
         assert_eq!(sum_of_all(262_144, 4), Some(ReductionScratch { partial_sums: 128, counters: 4 }));
         assert_eq!(sum_of_all(65_536, 4), None);
+    }
+
+    /// Sizes from rehearsals of PyTorch 2.11.
+    #[test]
+    fn argmax_as_rehearsed() {
+        let scratch = |rows, columns| argmax_of_rows(rows, columns).map(|s| (s.partial_sums, s.counters));
+        assert_eq!(scratch(1, 130_560), None);
+        assert_eq!(scratch(1, 130_561), Some((256, 4)));
+        assert_eq!(scratch(3, 151_936), Some((912, 12)));
+        assert_eq!(scratch(64, 300_000), Some((9216, 256)));
     }
 
     #[test]

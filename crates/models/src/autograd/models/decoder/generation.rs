@@ -4,10 +4,15 @@
 //! Written after `generation/utils.py` and `cache_utils.py`. The prompt runs in one pass; then a pass per token. Only the
 //! last token of a pass gets logits. Prompts have one length, so the mask of attention is all ones, and transformers drops
 //! it. What it allocates for the tokens that end an answer is left out, except for what stays.
+//!
+//! With `served_tokens` the model starts as a server does that has a pool of pages (see [`serving`](super::super::serving)):
+//! a pass of that many tokens, the pool, and the same pass again. The passes are those of transformers; keys and values
+//! are not copied into the pool.
 
 use std::sync::Arc;
 
 use super::{
+    super::serving::{InputBuffers, draw_tokens},
     CHOSEN_EXPERTS, DROPOUT, Decoder, DecoderFamily, DecoderShape, EXPERTS, FAMILY, KEY_VALUE_HEADS, POSITIONS,
     ROTARY_WIDTH, TIED, WINDOW,
 };
@@ -28,6 +33,14 @@ use oomph_trace::{Category, MarkKind, TraceBuilder};
 
 const PROMPT: Parameter = Parameter::count("prompt", 1..=1 << 18, "1024", "tokens per prompt");
 const ANSWER: Parameter = Parameter::count("answer", 1..=1 << 18, "64", "tokens per answer");
+const SERVED_TOKENS: Parameter = Parameter::count(
+    "served_tokens",
+    0..=1 << 18,
+    "0",
+    "tokens of each of the two passes of a server that starts, instead of answers; 0: answers",
+);
+const PAGES: Parameter = Parameter::count("pages", 0..=1 << 24, "0", "pages of the pool of such a server");
+const PAGE_TOKENS: Parameter = Parameter::count("page_tokens", 1..=1 << 12, "16", "tokens per page");
 
 /// The registry entry of answers.
 pub(crate) const GENERATION: GeneratorEntry = GeneratorEntry {
@@ -53,13 +66,22 @@ pub(crate) const GENERATION: GeneratorEntry = GeneratorEntry {
         plan::BATCH,
         PROMPT,
         ANSWER,
+        SERVED_TOKENS,
+        PAGES,
+        PAGE_TOKENS,
     ],
     build: |parameters| {
         let (plan, shape) = read(parameters)?;
         let model = Arc::new(Decoder::new(&plan, shape));
         let (prompt, answer) = (parameters.count(PROMPT.name)?, parameters.count(ANSWER.name)?);
+        let start = ServerStart {
+            tokens: parameters.count(SERVED_TOKENS.name)?,
+            pages: parameters.count(PAGES.name)?,
+            page_tokens: parameters.count(PAGE_TOKENS.name)?,
+        };
         // The prompt's pass gives the first token of the answer.
-        Ok(in_parts(answer.into(), move |_| {
+        let parts = if start.tokens > 0 { 1 } else { answer };
+        Ok(in_parts(parts.into(), move |_| {
             let mut program = AnsweringProgram {
                 machine: TensorMachine::new(plan.clone(), model.clone()),
                 model: model.clone(),
@@ -69,7 +91,10 @@ pub(crate) const GENERATION: GeneratorEntry = GeneratorEntry {
             };
             move |step, trace: &mut TraceBuilder| {
                 std::mem::swap(&mut program.machine.trace, trace);
-                program.step(step);
+                match start.tokens {
+                    0 => program.step(step),
+                    _ => program.start_server(start),
+                }
                 std::mem::swap(&mut program.machine.trace, trace);
             }
         }))
@@ -92,6 +117,16 @@ fn read(parameters: &Parameters<'_>) -> Result<(TrainingPlan, DecoderShape), Wor
         return Err(parameters.refuse("answers of a mixture of experts are not modelled yet"));
     }
     Ok((plan, shape))
+}
+
+/// How a server starts.
+#[derive(Clone, Copy, Debug)]
+struct ServerStart {
+    /// Tokens of a pass.
+    tokens: u32,
+    /// Pages of the pool.
+    pages: u32,
+    page_tokens: u32,
 }
 
 /// What stays between two tokens.
@@ -141,6 +176,34 @@ impl AnsweringProgram {
         match step + 1 == self.answer {
             true => self.end(state),
             false => self.state = Some(state),
+        }
+    }
+
+    /// Weights, a pass whose peak a server measures, the pool with one tensor per layer, and a pass beside it. A token is
+    /// drawn for every sequence of the batch.
+    fn start_server(&mut self, start: ServerStart) {
+        let machine = &mut self.machine;
+        machine.saving = SavingMode::Off;
+        let buffers = InputBuffers::allocate(machine, start.tokens, start.page_tokens);
+        machine.load();
+        let shape = self.model.shape;
+        let of_token = u64::from(shape.key_value_heads) * u64::from(shape.head_width) * NumberFormat::Half.bytes();
+        let of_layer = 2 * u64::from(start.pages) * u64::from(start.page_tokens) * of_token;
+        for (step, phase) in (0..).zip(["profile", "serve"]) {
+            machine.trace.mark(MarkKind::Step, "step", step);
+            machine.trace.empty_cache();
+            if step > 0 && of_layer > 0 {
+                for layer in 0..machine.plan.shape.layers {
+                    machine.layer = u16::try_from(layer).ok();
+                    machine.alloc(of_layer, Category::Cache);
+                }
+                machine.layer = None;
+            }
+            machine.trace.mark(MarkKind::Phase, phase, step);
+            (machine.graph.sequences, machine.graph.length) = (1, start.tokens);
+            let hidden = self.model.rows_of_pass(machine, buffers.ids);
+            let sequences = machine.plan.shape.batch;
+            draw_tokens(machine, buffers.starts, self.model.head, hidden, Some(hidden.tensor), sequences);
         }
     }
 
@@ -217,8 +280,7 @@ impl AnsweringProgram {
         let single = machine.alloc(wide, Category::Activation);
         machine.elementwise(2 * wide, [logits.tensor, single]);
         replace(machine, &mut state.logits, single);
-        let next = machine.alloc(of_token, Category::Input);
-        machine.work(Work::Reduction { bytes: wide }, [single, next]);
+        let next = machine.largest_of_rows(single, sequences, vocabulary);
         // Answers that have ended go on with the token that fills up.
         let kept = machine.temporary(of_token);
         let filled = machine.temporary(of_token);
@@ -307,6 +369,15 @@ impl Decoder {
 
     /// The logits of the last token of every sequence.
     fn answer_pass(&self, machine: &mut TensorMachine, ids: Tensor) -> Variable {
+        let normed = self.rows_of_pass(machine, ids);
+        let last = machine.part(normed, machine.size(normed) / u64::from(machine.graph.length));
+        let logits = machine.linear(last, self.head, Category::Logits);
+        machine.release(normed.tensor);
+        logits
+    }
+
+    /// The rows of all tokens, after the last norm.
+    fn rows_of_pass(&self, machine: &mut TensorMachine, ids: Tensor) -> Variable {
         let tokens = self.token_rows(machine, ids);
         // Variables of the model's forward, which live until it ends.
         let mut variables = vec![tokens.tensor];
@@ -332,9 +403,6 @@ impl Decoder {
         let normed = self.normed(machine, hidden, self.norm);
         machine.release(hidden.tensor);
         variables.into_iter().for_each(|tensor| machine.release(tensor));
-        let last = machine.part(normed, machine.size(normed) / u64::from(machine.graph.length));
-        let logits = machine.linear(last, self.head, Category::Logits);
-        machine.release(normed.tensor);
-        logits
+        normed
     }
 }
