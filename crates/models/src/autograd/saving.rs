@@ -35,6 +35,17 @@ impl TensorMachine {
         self.save_as(tensor, None);
     }
 
+    /// Saves a variable for backward, which may be the first part of a tensor.
+    pub(crate) fn save_variable(&mut self, variable: Variable) {
+        match (self.saving, variable.part) {
+            (SavingMode::ToHost, Some(bytes)) => {
+                let saved = self.pack_contiguous(variable.tensor, bytes);
+                self.graph.saved.push(saved);
+            }
+            _ => self.save(variable.tensor),
+        }
+    }
+
     /// Saves tensors for backward, where an operator on these inputs records a node.
     pub(crate) fn save_for<const COUNT: usize>(&mut self, inputs: &[Variable], tensors: [Tensor; COUNT]) {
         if self.records(inputs.iter().any(Variable::needs_gradient)) {
@@ -228,16 +239,19 @@ impl TensorMachine {
 
     /// Copies a tensor to the host. A transposed or sliced view, which has this many bytes, is made contiguous first.
     fn pack(&mut self, tensor: Tensor, view: Option<u64>) -> SavedTensor {
-        let bytes = view.unwrap_or_else(|| self.bytes(tensor));
+        let Some(bytes) = view else { return self.pack_contiguous(tensor, self.bytes(tensor)) };
         let buffer = self.take_host_buffer(bytes);
-        if view.is_none() {
-            self.copy_to_host(tensor, buffer);
-        } else {
-            let contiguous = self.temporary(bytes);
-            self.elementwise(2 * bytes, [tensor, contiguous]);
-            self.copy_to_host(contiguous, buffer);
-            self.release(contiguous);
-        }
+        let contiguous = self.temporary(bytes);
+        self.elementwise(2 * bytes, [tensor, contiguous]);
+        self.copy_to_host(contiguous, buffer);
+        self.release(contiguous);
+        SavedTensor::OnHost { buffer, bytes }
+    }
+
+    /// Copies the first bytes of a tensor to the host.
+    fn pack_contiguous(&mut self, tensor: Tensor, bytes: u64) -> SavedTensor {
+        let buffer = self.take_host_buffer(bytes);
+        self.copy_to_host(tensor, buffer);
         SavedTensor::OnHost { buffer, bytes }
     }
 
