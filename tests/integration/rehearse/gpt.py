@@ -1,65 +1,159 @@
-"""The reference GPT of the transformer generator, trained for a few steps with some techniques."""
+"""The reference GPT of the transformer generator, trained for a few steps with some settings and techniques."""
 
 import argparse
 import contextlib
 
 import torch
 from torch import nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 SIZES = ("layers", "width", "heads", "vocab", "context", "batch", "steps")
+CHOICES = {
+    "norm": ("layer", "rms"),
+    "activation": ("relu", "gelu", "gelu_tanh", "silu"),
+    "gated": ("no", "yes"),
+    "rotary": ("no", "yes"),
+    "tied": ("no", "yes"),
+    "bias": ("yes", "no"),
+    "attention": ("auto", "math", "flash", "efficient", "cudnn"),
+    "dropout": ("no", "yes"),
+    "causal": ("yes", "no"),
+}
 parser = argparse.ArgumentParser()
 for size in SIZES:
     parser.add_argument(f"--{size}", type=int, required=True)
+for size in ("ffn", "kv_heads", "vocab_multiple"):
+    parser.add_argument(f"--{size}", type=int, default=0)
+for name, words in CHOICES.items():
+    parser.add_argument(f"--{name}", choices=words, default=words[0])
 parser.add_argument("--techniques", default="")
 options = parser.parse_args()
 techniques = set(filter(None, options.techniques.split(",")))
+
+ffn = options.ffn or 4 * options.width
+kv_heads = options.kv_heads or options.heads
+head_width = options.width // options.heads
+vocab = options.vocab
+if options.vocab_multiple:
+    vocab = -(-vocab // options.vocab_multiple) * options.vocab_multiple
+has_bias = options.bias == "yes"
+dropout = 0.1 if options.dropout == "yes" else 0.0
+KERNELS = {
+    "math": SDPBackend.MATH,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+ACTIVATIONS = {
+    "relu": nn.ReLU(inplace="inplace" in techniques),
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+}
+activation = ACTIVATIONS[options.activation]
+
+
+def norm() -> nn.Module:
+    if options.norm == "rms":
+        return nn.RMSNorm(options.width)
+    return nn.LayerNorm(options.width, bias=has_bias)
+
+
+def drop() -> nn.Module:
+    return nn.Dropout(dropout) if dropout else nn.Identity()
+
+
+def rotate_half(x: torch.Tensor) -> torch.Tensor:
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    return torch.cat((-second, first), dim=-1)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    return x * cos + rotate_half(x) * sin
+
+
+def kernel() -> contextlib.AbstractContextManager:
+    return sdpa_kernel(KERNELS[options.attention]) if options.attention in KERNELS else contextlib.nullcontext()
 
 
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.qkv = nn.Linear(options.width, 3 * options.width)
-        self.out = nn.Linear(options.width, options.width)
+        self.parts = [heads * head_width for heads in (options.heads, kv_heads, kv_heads)]
+        self.qkv = nn.Linear(options.width, sum(self.parts), bias=has_bias)
+        self.out = nn.Linear(options.width, options.width, bias=has_bias)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
         batch, length, width = x.shape
-        shape = (batch, length, options.heads, width // options.heads)
-        q, k, v = [part.view(shape).transpose(1, 2) for part in self.qkv(x).split(width, 2)]
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        shape = (batch, length, -1, head_width)
+        q, k, v = [part.view(shape).transpose(1, 2) for part in self.qkv(x).split(self.parts, 2)]
+        if rotation is not None:
+            q, k = rotate(q, *rotation), rotate(k, *rotation)
+        settings = {"is_causal": options.causal == "yes", "dropout_p": dropout if self.training else 0.0}
+        with kernel():
+            mixed = F.scaled_dot_product_attention(q, k, v, enable_gqa=kv_heads != options.heads, **settings)
         return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
 
 
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(options.width)
+        self.norm1 = norm()
         self.attention = Attention()
-        self.norm2 = nn.LayerNorm(options.width)
-        self.up = nn.Linear(options.width, 4 * options.width)
-        self.down = nn.Linear(4 * options.width, options.width)
-        self.act = nn.ReLU(inplace="inplace" in techniques)
+        self.norm2 = norm()
+        if options.gated == "yes":
+            self.gate = nn.Linear(options.width, ffn, bias=has_bias)
+        self.up = nn.Linear(options.width, ffn, bias=has_bias)
+        self.down = nn.Linear(ffn, options.width, bias=has_bias)
+        self.drop = drop()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(self.norm1(x))
-        return x + self.down(self.act(self.up(self.norm2(x))))
+    def mlp(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(activation(self.gate(x)) * self.up(x))
+
+    def forward(self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
+        x = x + self.drop(self.attention(self.norm1(x), rotation))
+        if options.gated == "yes":
+            return x + self.drop(self.mlp(self.norm2(x)))
+        return x + self.drop(self.down(activation(self.up(self.norm2(x)))))
 
 
 class Gpt(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(options.vocab, options.width)
-        self.positions = nn.Embedding(options.context, options.width)
+        self.tokens = nn.Embedding(vocab, options.width)
+        if options.rotary == "no":
+            self.positions = nn.Embedding(options.context, options.width)
+        self.drop = drop()
         self.blocks = nn.ModuleList([Block() for _ in range(options.layers)])
-        self.norm = nn.LayerNorm(options.width)
-        self.head = nn.Linear(options.width, options.vocab, bias=False)
+        self.norm = norm()
+        self.head = nn.Linear(options.width, vocab, bias=False)
+        if options.tied == "yes":
+            self.head.weight = self.tokens.weight
+        if options.rotary == "yes":
+            frequencies = 10000.0 ** (-torch.arange(0, head_width, 2) / head_width)
+            angles = torch.outer(torch.arange(options.context), frequencies)
+            angles = torch.cat((angles, angles), dim=-1)
+            self.register_buffer("cos", angles.cos())
+            self.register_buffer("sin", angles.sin())
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
+        length = ids.shape[1]
+        if options.rotary == "yes":
+            rotation = (self.cos[:length], self.sin[:length])
+            x = self.drop(self.tokens(ids))
+        else:
+            rotation = None
+            x = self.drop(self.tokens(ids) + self.positions(torch.arange(length, device=ids.device)))
         for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if "ckpt" in techniques else block(x)
+            if "ckpt" in techniques:
+                x = checkpoint(block, x, rotation, use_reentrant=False)
+            else:
+                x = block(x, rotation)
         logits = self.head(self.norm(x))
-        return nn.functional.cross_entropy(logits.view(-1, logits.size(-1)), ids.view(-1))
+        return F.cross_entropy(logits.view(-1, logits.size(-1)), ids.view(-1))
 
 
 def context() -> contextlib.ExitStack:
@@ -71,7 +165,7 @@ def context() -> contextlib.ExitStack:
     return stack
 
 
-model = Gpt().to("cuda")
+model = Gpt().to("cuda", torch.bfloat16 if "bf16_model" in techniques else torch.float32)
 kind = torch.optim.SGD if "sgd" in techniques else torch.optim.AdamW
 optimizer = kind(model.parameters(), lr=1e-4)
 parts = 4 if "accum4" in techniques else 1

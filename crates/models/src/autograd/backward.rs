@@ -127,7 +127,7 @@ impl TensorMachine {
             GraphOperation::QuantizedLinear { inputs, outputs } => {
                 self.quantized_linear_backward(inputs, outputs, first)
             }
-            GraphOperation::Attention(shape) => self.attention_backward(saved, shape, first),
+            GraphOperation::Attention(shape, kernel) => self.attention_backward(saved, shape, kernel, first),
             GraphOperation::MaskedAttention(shape, mask) => self.masked_attention_backward(saved, shape, mask, first),
             GraphOperation::ExpandMask => one(self.expand_mask_backward(first)),
             GraphOperation::Choose { constant } => one(self.choose_backward(saved, constant, first)),
@@ -138,7 +138,9 @@ impl TensorMachine {
             GraphOperation::DivideByRow => self.divide_by_row_backward(saved, first),
             GraphOperation::PickRows { bytes, count } => one(self.pick_rows_backward(saved, bytes, count, first)),
             GraphOperation::GroupedLinear(shape, number) => self.grouped_linear_backward(saved, shape, number, first),
-            GraphOperation::SplitThree => one(self.split_backward(incoming.map(|part| part.unwrap_or(first)))),
+            GraphOperation::SplitThree { bytes } => {
+                one(self.split_backward(bytes, incoming.map(|part| part.unwrap_or(first))))
+            }
             GraphOperation::NegativeLogLikelihood => one(self.negative_log_likelihood_backward(saved, first)),
             GraphOperation::FusedLoss => self.fused_loss_backward(saved, first),
             GraphOperation::HostEmbedding => {

@@ -154,6 +154,24 @@ pub(crate) struct AttentionShape {
     pub(crate) is_causal: bool,
 }
 
+/// A fused kernel of attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AttentionKernel {
+    MemoryEfficient,
+    Cudnn,
+    Flash,
+}
+
+impl AttentionKernel {
+    /// The kernel that PyTorch takes by itself on a Hopper GPU. Only one of them makes the gradient of a mask.
+    pub(crate) fn of(number: NumberFormat, has_mask_gradient: bool) -> AttentionKernel {
+        match number {
+            NumberFormat::Half if !has_mask_gradient => AttentionKernel::Cudnn,
+            NumberFormat::Half | NumberFormat::Single => AttentionKernel::MemoryEfficient,
+        }
+    }
+}
+
 /// The operators that have a backward, with what the sizes of their tensors do not say.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum GraphOperation {
@@ -220,7 +238,7 @@ pub(crate) enum GraphOperation {
         inputs: u32,
         outputs: u32,
     },
-    Attention(AttentionShape),
+    Attention(AttentionShape, AttentionKernel),
     /// Attention with a mask of numbers. The mask's gradient goes to this place, where it needs one.
     MaskedAttention(AttentionShape, Option<GradientPlace>),
     /// One mask for all sequences: its gradient is a sum over them.
@@ -248,8 +266,10 @@ pub(crate) enum GraphOperation {
         count: u64,
     },
     GroupedLinear(GroupedShape, NumberFormat),
-    /// Queries, keys and values as views of one tensor.
-    SplitThree,
+    /// Queries, keys and values as views of one tensor with this many bytes.
+    SplitThree {
+        bytes: u64,
+    },
     NegativeLogLikelihood,
     FusedLoss,
     /// Rows of a table on the host: their gradient is copied there.

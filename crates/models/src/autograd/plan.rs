@@ -16,6 +16,12 @@ pub(crate) const HEADS: Parameter =
 pub(crate) const HEAD_WIDTH: Parameter =
     Parameter::count("head_width", 0..=1 << 12, "0", "numbers of a head; 0: the width over the heads");
 pub(crate) const FFN: Parameter = Parameter::count("ffn", 1..=1 << 20, "3072", "numbers per token inside the MLP");
+pub(crate) const KEY_VALUE_HEADS: Parameter =
+    Parameter::count("kv_heads", 0..=1 << 10, "0", "heads of keys and values; 0: as many as heads");
+pub(crate) const TIED: Parameter =
+    Parameter::choice("tied", &["yes", "no"], "no", "whether the output head is the table of tokens");
+pub(crate) const DROPOUT: Parameter =
+    Parameter::choice("dropout", &["yes", "no"], "no", "whether numbers are dropped after embeddings and projections");
 pub(crate) const VOCABULARY: Parameter = Parameter::count("vocab", 1..=1 << 20, "50257", "different tokens");
 pub(crate) const CONTEXT: Parameter =
     Parameter::count("context", 1..=MOST_TOKENS, "1024", "longest sequence, in tokens");

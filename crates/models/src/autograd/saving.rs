@@ -37,6 +37,17 @@ impl TensorMachine {
         self.save_as(tensor, None);
     }
 
+    /// Saves a variable for backward, which may be the first part of a tensor.
+    pub(crate) fn save_variable(&mut self, variable: Variable) {
+        match (self.saving, variable.part) {
+            (SavingMode::ToHost, Some(bytes)) => {
+                let saved = self.pack(variable.tensor, bytes, false);
+                self.graph.saved.push(saved);
+            }
+            _ => self.save(variable.tensor),
+        }
+    }
+
     /// Saves tensors for backward, where an operator on these inputs records a node.
     pub(crate) fn save_for<const COUNT: usize>(&mut self, inputs: &[Variable], tensors: [Tensor; COUNT]) {
         if self.records(inputs.iter().any(Variable::needs_gradient)) {

@@ -1,7 +1,7 @@
 //! Attention over queries, keys and values, which lie in one tensor or in three.
 //!
-//! The number format decides which fused kernel PyTorch takes: memory-efficient attention for single precision, cuDNN's for
-//! 16 bits on a Hopper GPU. A mask that needs a gradient always takes the first.
+//! Unless the program names a kernel, the number format decides which fused one PyTorch takes: memory-efficient attention
+//! for single precision, cuDNN's for 16 bits on a Hopper GPU. A mask that needs a gradient always takes the first.
 //!
 //! Where no fused kernel fits, in single precision with heads that share keys and values, PyTorch falls back to plain
 //! operators, which keep the scores of every pair of tokens. Relative positions are a learned number per head and distance
@@ -10,8 +10,8 @@
 use super::{INDEX, KEYS_STEP, embedding::Lookup, scratch};
 use crate::autograd::{
     graph::{
-        AttentionShape, GradientEdge, GradientPlace, Gradients, GraphOperation, MOST_EDGES, SavingMode, Tensor,
-        Variable, VariableOrigin, WeightId,
+        AttentionKernel, AttentionShape, GradientEdge, GradientPlace, Gradients, GraphOperation, MOST_EDGES,
+        SavingMode, Tensor, Variable, VariableOrigin, WeightId,
     },
     machine::TensorMachine,
     saving::UnpackedTensors,
@@ -27,37 +27,22 @@ const MASK_GRADIENT_ALIGNMENT: u64 = 16;
 /// Bytes of a seed, and of an offset into its random numbers, which cuDNN's kernel keeps even without dropout.
 const SEED: u64 = 8;
 
-/// Which fused kernel runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum AttentionKernel {
-    MemoryEfficient,
-    Cudnn,
-}
-
-impl AttentionKernel {
-    /// The kernel that PyTorch takes. Only one of them makes the gradient of a mask.
-    fn of(number: NumberFormat, has_mask_gradient: bool) -> AttentionKernel {
-        match number {
-            NumberFormat::Half if !has_mask_gradient => AttentionKernel::Cudnn,
-            NumberFormat::Half | NumberFormat::Single => AttentionKernel::MemoryEfficient,
-        }
-    }
-}
-
 /// A call of a kernel: queries, keys and values, and a mask that is added to the scores.
 struct AttentionCall {
     inputs: [Tensor; MOST_EDGES],
     mask: Option<Tensor>,
     shape: AttentionShape,
     kernel: AttentionKernel,
+    /// Whether scores are dropped.
+    drops: bool,
     operation: GraphOperation,
 }
 
 impl AttentionCall {
     /// A call without a mask.
-    fn plain(inputs: [Tensor; MOST_EDGES], shape: AttentionShape) -> AttentionCall {
-        let kernel = AttentionKernel::of(shape.number, false);
-        AttentionCall { inputs, mask: None, shape, kernel, operation: GraphOperation::Attention(shape) }
+    fn plain(inputs: [Tensor; MOST_EDGES], shape: AttentionShape, kernel: AttentionKernel) -> AttentionCall {
+        let operation = GraphOperation::Attention(shape, kernel);
+        AttentionCall { inputs, mask: None, shape, kernel, drops: false, operation }
     }
 }
 
@@ -78,14 +63,27 @@ impl TensorMachine {
         };
         let records = self.records(query_key_value.needs_gradient());
         let edges = if records { self.split(query_key_value) } else { [GradientEdge::None; MOST_EDGES] };
-        self.attend(AttentionCall::plain([query_key_value.tensor; MOST_EDGES], shape), records, &edges)
+        let kernel = AttentionKernel::of(shape.number, false);
+        self.attend(AttentionCall::plain([query_key_value.tensor; MOST_EDGES], shape, kernel), records, &edges)
     }
 
     /// Attention over queries, keys and values in tensors of their own.
     pub(crate) fn grouped_attention(&mut self, inputs: [Variable; MOST_EDGES], shape: AttentionShape) -> Variable {
+        self.kernel_attention(inputs, shape, AttentionKernel::of(shape.number, false), false)
+    }
+
+    /// The same, by a kernel that the program names, with dropout of the scores where it asks for it.
+    pub(crate) fn kernel_attention(
+        &mut self,
+        inputs: [Variable; MOST_EDGES],
+        shape: AttentionShape,
+        kernel: AttentionKernel,
+        drops: bool,
+    ) -> Variable {
         let records = self.records(inputs.iter().any(Variable::needs_gradient));
         let edges = inputs.map(|input| input.edge());
-        self.attend(AttentionCall::plain(inputs.map(|input| input.tensor), shape), records, &edges)
+        let call = AttentionCall { drops, ..AttentionCall::plain(inputs.map(|input| input.tensor), shape, kernel) };
+        self.attend(call, records, &edges)
     }
 
     /// The same, with a mask of numbers for all sequences that is added to the scores.
@@ -104,6 +102,7 @@ impl TensorMachine {
             mask: Some(narrow.tensor),
             shape,
             kernel: AttentionKernel::of(shape.number, has_gradient),
+            drops: false,
             operation: GraphOperation::MaskedAttention(shape, place),
         };
         let output = self.attend(call, records, &inputs.map(|input| input.edge()));
@@ -114,7 +113,7 @@ impl TensorMachine {
     }
 
     fn attend(&mut self, call: AttentionCall, records: bool, edges: &[GradientEdge; MOST_EDGES]) -> Variable {
-        let AttentionCall { inputs: [query, key, value], mask, shape, kernel, operation } = call;
+        let AttentionCall { inputs: [query, key, value], mask, shape, kernel, drops, operation } = call;
         let number = shape.number;
         let [bytes, of_keys, of_values] = self.attention_bytes(&shape);
         if records {
@@ -124,21 +123,32 @@ impl TensorMachine {
         }
         let seeds = match kernel {
             AttentionKernel::Cudnn => Some([(); 2].map(|()| self.kept_result(SEED, Category::Activation).0)),
-            AttentionKernel::MemoryEfficient => None,
+            AttentionKernel::MemoryEfficient | AttentionKernel::Flash => None,
         };
         let (output, runs) = self.kept_result(bytes, Category::Activation);
-        // Only backward needs the sums of rows.
-        let row_sums = records.then(|| self.kept_result(self.row_sum_bytes(&shape, kernel), Category::Activation).0);
-        if runs && kernel == AttentionKernel::Cudnn {
-            self.scratch(scratch::CUDNN_FORWARD, output);
-        }
+        // Only backward needs the sums of rows; one kernel writes them always.
+        let has_row_sums = records || kernel == AttentionKernel::Flash;
+        let row_sums =
+            has_row_sums.then(|| self.kept_result(self.row_sum_bytes(&shape, kernel), Category::Activation).0);
+        let seeds = match kernel {
+            AttentionKernel::Flash => Some(self.flash_seeds(&shape, drops, runs)),
+            AttentionKernel::Cudnn if runs => {
+                self.scratch(scratch::CUDNN_FORWARD, output);
+                seeds
+            }
+            AttentionKernel::MemoryEfficient if runs => {
+                self.efficient_sums(&shape, output);
+                seeds
+            }
+            AttentionKernel::Cudnn | AttentionKernel::MemoryEfficient => seeds,
+        };
         let work = self.attention_work(&shape, false);
         match query == key {
             _ if !runs => {}
             true => self.work(work, [query, output]),
             false => self.work(work, [query, key, value, output]),
         }
-        if let Some(row_sums) = row_sums {
+        if records && let Some(row_sums) = row_sums {
             self.save(row_sums);
             self.save_view(output, bytes);
             if let Some([seed, offset]) = seeds {
@@ -148,10 +158,9 @@ impl TensorMachine {
             if let Some(mask) = mask {
                 self.save(mask);
             }
-            self.release(row_sums);
         }
-        for seed in seeds.into_iter().flatten() {
-            self.release(seed);
+        for tensor in row_sums.into_iter().chain(seeds.into_iter().flatten()) {
+            self.release(tensor);
         }
         self.output(output, number, records, operation, edges)
     }
@@ -161,10 +170,10 @@ impl TensorMachine {
         &mut self,
         saved: &UnpackedTensors,
         shape: AttentionShape,
+        kernel: AttentionKernel,
         incoming: Tensor,
     ) -> Gradients {
         let gradients = self.attention_bytes(&shape).map(|bytes| self.temporary(bytes));
-        let kernel = AttentionKernel::of(shape.number, false);
         self.run_attention_backward(saved, &shape, kernel, [incoming, gradients[0]]);
         gradients.map(Some)
     }
@@ -208,6 +217,9 @@ impl TensorMachine {
         kernel: AttentionKernel,
         [incoming, of_query]: [Tensor; 2],
     ) {
+        if kernel == AttentionKernel::Flash {
+            return self.run_flash_backward(saved, shape, [incoming, of_query]);
+        }
         let bytes = self.bytes(incoming);
         let (sequences_by_heads, length, head_width) = (
             u64::from(self.graph.sequences) * u64::from(shape.heads),
@@ -227,7 +239,9 @@ impl TensorMachine {
                 (Some(sums_by_head), memory_efficient)
             }
             (AttentionKernel::MemoryEfficient, NumberFormat::Half) => (Some(self.temporary(of_rows)), memory_efficient),
-            (AttentionKernel::Cudnn, _) => (None, scratch::cudnn_backward(sequences_by_heads, length, head_width)),
+            (AttentionKernel::Cudnn | AttentionKernel::Flash, _) => {
+                (None, scratch::cudnn_backward(sequences_by_heads, length, head_width))
+            }
         };
         let workspace = self.alloc(workspace, Category::Workspace);
         let inputs = saved.operand(SAVED_INPUTS, incoming);
@@ -239,32 +253,98 @@ impl TensorMachine {
         self.release(workspace);
     }
 
+    /// Memory-efficient attention to wide heads adds up its output in single precision first
+    /// (`kNeedsOutputAccumulatorBuffer`).
+    fn efficient_sums(&mut self, shape: &AttentionShape, output: Tensor) {
+        const MOST_IN_REGISTERS: u32 = 128;
+        if shape.number == NumberFormat::Half && shape.head_width > MOST_IN_REGISTERS {
+            self.scratch(self.rows(shape.heads * shape.head_width, NumberFormat::Single), output);
+        }
+    }
+
+    /// The random state that flash attention keeps even without dropout, beside an unused tensor (`mha_fwd`). A few long
+    /// sequences are divided between thread blocks, whose results are added up.
+    fn flash_seeds(&mut self, shape: &AttentionShape, drops: bool, runs: bool) -> [Tensor; 2] {
+        let length = u64::from(self.graph.length);
+        let heads = u64::from(self.graph.sequences) * u64::from(shape.heads);
+        let splits = if drops { 1 } else { scratch::flash_splits(heads, length, shape.head_width.into()) };
+        let parts = (runs && splits > 1).then(|| {
+            let of_row = [1, scratch::flash_head_width(shape.head_width.into())];
+            of_row.map(|width| {
+                self.alloc(splits * heads * length * width * NumberFormat::Single.bytes(), Category::Workspace)
+            })
+        });
+        let own_state = (runs && drops).then(|| self.temporary(2 * SEED));
+        let state = (!drops).then(|| self.kept_result(2 * SEED, Category::Activation).0);
+        let unused = self.kept_result(SEED, Category::Activation).0;
+        for part in parts.into_iter().flatten() {
+            self.release(part);
+        }
+        let state = state.unwrap_or_else(|| self.kept_result(2 * SEED, Category::Activation).0);
+        own_state.into_iter().for_each(|own| self.release(own));
+        [state, unused]
+    }
+
+    /// Runs flash attention's backward (`mha_bwd`): gradients of shared keys and values are made for every head first.
+    fn run_flash_backward(
+        &mut self,
+        saved: &UnpackedTensors,
+        shape: &AttentionShape,
+        [incoming, of_query]: [Tensor; 2],
+    ) {
+        let heads = u64::from(self.graph.sequences) * u64::from(shape.heads);
+        let rows = scratch::flash_backward_rows(self.graph.length.into());
+        let width = scratch::flash_head_width(shape.head_width.into());
+        let single = NumberFormat::Single.bytes();
+        let row_products = self.temporary(heads * rows * single);
+        let sums = self.alloc(heads * rows * width * single, Category::Workspace);
+        let of_all_heads = self.rows(shape.heads * shape.head_width, shape.number);
+        let is_shared = shape.key_value_heads < shape.heads;
+        let by_head = is_shared.then(|| [(); 2].map(|()| self.temporary(of_all_heads)));
+        let inputs = saved.operand(SAVED_INPUTS, incoming);
+        let row_sums = saved.operand(SAVED_ROW_SUMS, incoming);
+        self.work(self.attention_work(shape, true), [incoming, inputs, row_sums, of_query]);
+        for tensor in by_head.into_iter().flatten() {
+            self.release(tensor);
+        }
+        self.release_all([sums, row_products]);
+    }
+
     /// Queries, keys and values as views of one tensor; their gradients are joined again.
     fn split(&mut self, query_key_value: Variable) -> [GradientEdge; MOST_EDGES] {
-        let place = self.record(GraphOperation::SplitThree, &[query_key_value.edge()], MOST_EDGES as u8);
+        let operation = GraphOperation::SplitThree { bytes: self.bytes(query_key_value.tensor) };
+        let place = self.record(operation, &[query_key_value.edge()], MOST_EDGES as u8);
         [0, 1, 2].map(|part| place.map_or(GradientEdge::None, |place| GradientEdge::Variable(place + part)))
     }
 
-    /// Queries, keys and values as variables of their own.
+    /// Queries, keys and values as variables of their own, of one size.
     pub(crate) fn split_in_three(&mut self, query_key_value: Variable) -> [Variable; MOST_EDGES] {
+        let part = self.bytes(query_key_value.tensor) / MOST_EDGES as u64;
+        self.split_in_parts(query_key_value, [part; MOST_EDGES])
+    }
+
+    /// Queries, keys and values as variables of their own, of these sizes.
+    pub(crate) fn split_in_parts(
+        &mut self,
+        query_key_value: Variable,
+        parts: [u64; MOST_EDGES],
+    ) -> [Variable; MOST_EDGES] {
         let records = self.records(query_key_value.needs_gradient());
-        let place =
-            records.then(|| self.record(GraphOperation::SplitThree, &[query_key_value.edge()], MOST_EDGES as u8));
-        let part = Some(self.bytes(query_key_value.tensor) / MOST_EDGES as u64);
+        let operation = GraphOperation::SplitThree { bytes: self.bytes(query_key_value.tensor) };
+        let place = records.then(|| self.record(operation, &[query_key_value.edge()], MOST_EDGES as u8));
         [0, 1, 2].map(|number| Variable {
             origin: match place {
                 None => VariableOrigin::Constant,
                 Some(None) => VariableOrigin::Recomputed,
                 Some(Some(place)) => VariableOrigin::Recorded(place + number),
             },
-            part,
+            part: Some(parts[number as usize]),
             ..query_key_value
         })
     }
 
-    /// One tensor of three gradients.
-    pub(crate) fn split_backward(&mut self, parts: [Tensor; MOST_EDGES]) -> Tensor {
-        let bytes = MOST_EDGES as u64 * self.bytes(parts[0]);
+    /// One tensor of three gradients, with this many bytes.
+    pub(crate) fn split_backward(&mut self, bytes: u64, parts: [Tensor; MOST_EDGES]) -> Tensor {
         let joined = self.temporary(bytes);
         self.elementwise(2 * bytes, [parts[0], parts[1], parts[2], joined]);
         joined
@@ -278,7 +358,7 @@ impl TensorMachine {
     }
 
     /// Bytes of queries, keys and values.
-    fn attention_bytes(&self, shape: &AttentionShape) -> [u64; MOST_EDGES] {
+    pub(crate) fn attention_bytes(&self, shape: &AttentionShape) -> [u64; MOST_EDGES] {
         [shape.heads, shape.key_value_heads, shape.key_value_heads]
             .map(|heads| self.rows(heads * shape.head_width, shape.number))
     }
@@ -299,29 +379,78 @@ impl TensorMachine {
 }
 
 impl TensorMachine {
-    /// Attention of every token to those before it, token by token
-    /// (`_scaled_dot_product_attention_math`, and the copy into the order of tokens).
-    pub(crate) fn math_attention(&mut self, [query, key, value]: [Variable; 3], shape: AttentionShape) -> Variable {
+    /// Attention by plain operators (`_scaled_dot_product_attention_math`), in single precision. The result is in the order
+    /// of heads and has the format of the queries.
+    pub(crate) fn math_attention(&mut self, inputs: [Variable; 3], shape: AttentionShape, drops: bool) -> Variable {
+        let [query, key, value] = inputs.map(|input| self.in_format(input, NumberFormat::Single));
         let scaled_query = self.scale(query);
-        let mask = self.causal_mask(shape);
-        let of_query = self.bytes(query.tensor);
-        let [all_keys, all_values] = [key, value].map(|heads| self.repeat_heads(heads, of_query));
+        let mask = shape.is_causal.then(|| self.causal_mask());
+        let of_query = self.bytes(scaled_query.tensor);
+        let [all_keys, all_values] = [key, value].map(|heads| self.heads_of_all(heads, &shape, of_query));
         let scaled_keys = self.scale(all_keys);
-        let by_head = self.contiguous(scaled_query);
-        let length = u64::from(self.graph.length);
-        let of_scores = self.tokens() * u64::from(shape.heads) * length * shape.number.bytes();
-        let scores = self.batched_product(by_head, scaled_keys, of_scores);
-        self.release_all([by_head.tensor, scaled_keys.tensor]);
-        let masked = self.masked_scores(scores, mask);
-        let shares = self.safe_softmax(masked);
-        self.release(masked.tensor);
-        let attended = self.batched_product(shares, all_values, of_query);
-        self.release_all([shares.tensor, all_values.tensor, all_keys.tensor, scaled_query.tensor, mask]);
-        let by_token = self.alloc(of_query, Category::Activation);
-        self.elementwise(2 * of_query, [attended.tensor, by_token]);
-        let by_token = self.output_of(by_token, attended.number, GraphOperation::Reorder, &[attended]);
-        self.release(attended.tensor);
-        by_token
+        // Heads that are repeated are in the order of heads.
+        let is_shared = shape.key_value_heads < shape.heads;
+        let by_head = self.by_head(scaled_query, shape.heads, false);
+        let by_column = self.by_head(scaled_keys, shape.heads, is_shared);
+        let of_scores = of_query / u64::from(shape.head_width) * u64::from(self.graph.length);
+        let scores = self.batched_product(by_head, by_column, of_scores);
+        self.release_all([by_head.tensor, by_column.tensor, scaled_keys.tensor]);
+        let scores = mask.map_or(scores, |mask| self.masked_scores(scores, mask));
+        let mut shares = self.safe_softmax(scores);
+        self.release(scores.tensor);
+        if drops {
+            let kept = self.dropout(shares);
+            self.release(shares.tensor);
+            shares = kept;
+        }
+        // The shares are a second result, in the format of the first.
+        let is_narrow = inputs[0].number == NumberFormat::Half;
+        let narrow_shares = is_narrow.then(|| self.temporary(of_scores / 2));
+        let values_by_head = self.by_head(all_values, shape.heads, is_shared);
+        let attended = self.batched_product(shares, values_by_head, of_query);
+        self.release(values_by_head.tensor);
+        let attended = if self.is_scattered(shape.heads) { self.reordered(attended) } else { attended };
+        let result = self.in_format(attended, inputs[0].number);
+        self.release_all([attended.tensor, shares.tensor, all_values.tensor, all_keys.tensor]);
+        self.release(scaled_query.tensor);
+        let inputs = [query, key, value].map(|input| input.tensor);
+        for tensor in mask.into_iter().chain(inputs).chain(narrow_shares) {
+            self.release(tensor);
+        }
+        result
+    }
+
+    /// The result of attention in the order of tokens: a copy, unless there is one head.
+    pub(crate) fn by_token(&mut self, attended: Variable, heads: u32) -> Variable {
+        if heads > 1 && self.graph.length > 1 {
+            return self.contiguous(attended);
+        }
+        self.retain(attended.tensor);
+        attended
+    }
+
+    /// Whether a product for each head needs a copy of heads that are in the order of tokens: a view of one sequence, or
+    /// of one head, is enough (`expand` and `reshape` in `matmul`).
+    fn is_scattered(&self, heads: u32) -> bool {
+        heads > 1 && self.graph.sequences > 1 && self.graph.length > 1
+    }
+
+    /// Heads in the order that a product for each head takes.
+    fn by_head(&mut self, input: Variable, heads: u32, is_by_head: bool) -> Variable {
+        if !is_by_head && self.is_scattered(heads) {
+            return self.contiguous(input);
+        }
+        self.retain(input.tensor);
+        input
+    }
+
+    /// Keys or values for every head: repeated where heads share them.
+    fn heads_of_all(&mut self, heads: Variable, shape: &AttentionShape, bytes: u64) -> Variable {
+        if shape.key_value_heads < shape.heads {
+            return self.repeat_heads(heads, bytes);
+        }
+        self.retain(heads.tensor);
+        heads
     }
 
     /// Scores plus a mask: in place, or in a new tensor where a dispatch mode sees every operator, as that of a selective
@@ -339,14 +468,15 @@ impl TensorMachine {
     }
 
     /// Zeros for earlier tokens, and minus infinity for later ones.
-    fn causal_mask(&mut self, shape: AttentionShape) -> Tensor {
+    fn causal_mask(&mut self) -> Tensor {
+        let of_number = NumberFormat::Single.bytes();
         let pairs = u64::from(self.graph.length) * u64::from(self.graph.length);
         let ones = self.temporary(pairs);
         let is_earlier = self.temporary(pairs);
         self.release(ones);
-        let constants = [(); 2].map(|()| self.temporary(shape.number.bytes()));
-        let mask = self.temporary(pairs * shape.number.bytes());
-        self.elementwise(pairs * (1 + shape.number.bytes()), [is_earlier, mask]);
+        let constants = [(); 2].map(|()| self.temporary(of_number));
+        let mask = self.temporary(pairs * of_number);
+        self.elementwise(pairs * (1 + of_number), [is_earlier, mask]);
         self.release_all(constants);
         self.release(is_earlier);
         mask
@@ -355,7 +485,7 @@ impl TensorMachine {
     /// Keys or values, once for every head that shares them, with this many bytes.
     fn repeat_heads(&mut self, heads: Variable, bytes: u64) -> Variable {
         let repeated = self.alloc(bytes, Category::Activation);
-        let of_heads = self.bytes(heads.tensor);
+        let of_heads = self.size(heads);
         self.elementwise(bytes + of_heads, [heads.tensor, repeated]);
         self.output_of(repeated, heads.number, GraphOperation::RepeatHeads { bytes: of_heads }, &[heads])
     }
@@ -380,7 +510,7 @@ impl TensorMachine {
         // Each is saved for the gradient of the other.
         self.save_for(&[left], [right.tensor]);
         self.save_for(&[right], [left.tensor]);
-        let of_operands = [left, right].map(|operand| self.bytes(operand.tensor));
+        let of_operands = [left, right].map(|operand| self.size(operand));
         let (output, runs) = self.kept_result(bytes, Category::Activation);
         if runs {
             self.ensure_matrix_workspace();

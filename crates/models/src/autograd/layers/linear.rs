@@ -141,13 +141,6 @@ impl TensorMachine {
         sum
     }
 
-    /// Only saves the operands of a product: a checkpoint needs no more of the last product of its block.
-    pub(crate) fn save_linear(&mut self, input: Variable, linear: LinearWeights) {
-        let operands = self.linear_operands(input, &linear);
-        self.save_linear_operands(&operands, &linear);
-        self.release_copies(&operands);
-    }
-
     /// The gradients of bias, input and weight. With a bias PyTorch makes the input's gradient before the weight's
     /// (`AddmmBackward`), without one after it (`MmBackward`).
     pub(crate) fn linear_backward(

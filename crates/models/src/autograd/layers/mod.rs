@@ -150,7 +150,9 @@ impl TensorMachine {
 
     /// A variable times a constant.
     pub(crate) fn scale(&mut self, input: Variable) -> Variable {
-        let scaled = self.scale_backward(input.tensor);
+        let bytes = self.size(input);
+        let scaled = self.temporary(bytes);
+        self.elementwise(2 * bytes, [input.tensor, scaled]);
         self.output_of(scaled, input.number, GraphOperation::Scale, &[input])
     }
 

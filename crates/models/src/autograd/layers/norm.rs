@@ -1,4 +1,4 @@
-//! Layer norm over the numbers of a token, and batch norm over all images.
+//! Layer norm and RMS norm over the numbers of a token, and batch norm over all images.
 
 use super::{pointwise::Factor, scratch};
 use crate::autograd::{
@@ -15,6 +15,30 @@ use oomph_trace::Category;
 pub(crate) struct NormWeights {
     pub(crate) scale: WeightId,
     pub(crate) shift: WeightId,
+}
+
+/// A norm of every row by one kernel: `torch.nn.LayerNorm`, or `torch.nn.RMSNorm` (`_fused_rms_norm`).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowNorm {
+    pub(crate) kind: RowNormKind,
+    pub(crate) scale: WeightId,
+    /// Nothing where the norm has no bias.
+    pub(crate) shift: Option<WeightId>,
+}
+
+/// What a norm makes of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RowNormKind {
+    /// Less its mean, divided by its deviation.
+    Layer,
+    /// Divided by the root of the mean of its squares.
+    Rms,
+}
+
+impl From<NormWeights> for RowNorm {
+    fn from(weights: NormWeights) -> RowNorm {
+        RowNorm { kind: RowNormKind::Layer, scale: weights.scale, shift: Some(weights.shift) }
+    }
 }
 
 /// Batch norm: scale and shift, and the running statistics, which have no gradient.
@@ -34,28 +58,29 @@ pub(crate) enum RmsStyle {
     ScaleInSingle,
 }
 
-/// The place of the input among what layer norm saves, in PyTorch's order.
-const SAVED_INPUT: usize = 1;
-
 impl TensorMachine {
-    /// Normalises every row. Saves its input, and the mean and deviation of each row.
-    pub(crate) fn layer_norm(&mut self, input: Variable, weights: NormWeights) -> Variable {
-        let trainable = self.weights[weights.scale as usize].trainable;
+    /// Normalises every row. Saves its input, and the mean and deviation of each row; an RMS norm has no mean.
+    pub(crate) fn layer_norm(&mut self, input: Variable, norm: impl Into<RowNorm>) -> Variable {
+        let RowNorm { kind, scale, shift } = norm.into();
+        let trainable = self.weights[scale as usize].trainable;
         let records = self.records(trainable || input.needs_gradient());
         if records {
-            self.save_weight(weights.shift, false);
+            if let Some(shift) = shift {
+                self.save_weight(shift, false);
+            }
             self.save(input.tensor);
-            self.save_weight(weights.scale, false);
+            self.save_weight(scale, false);
         }
         let bytes = self.bytes(input.tensor);
         let output = self.alloc(bytes, Category::Activation);
         // Statistics are in single precision, whatever the rows are in.
         let of_rows = self.tokens() * NumberFormat::Single.bytes();
-        let [mean, deviation] = [(); 2].map(|()| self.alloc(of_rows, Category::Activation));
+        let mean = (kind == RowNormKind::Layer).then(|| self.alloc(of_rows, Category::Activation));
+        let deviation = self.alloc(of_rows, Category::Activation);
         self.elementwise(2 * bytes, [input.tensor, output]);
-        self.save_statistics(records, mean, deviation);
+        self.save_statistics(records, mean.into_iter().chain([deviation]));
         let to = |weight| if trainable { GradientEdge::Weight(weight) } else { GradientEdge::None };
-        let edges = [input.edge(), to(weights.scale), to(weights.shift)];
+        let edges = [input.edge(), to(scale), shift.map_or(GradientEdge::None, to)];
         self.output(output, input.number, records, GraphOperation::LayerNorm, &edges)
     }
 
@@ -109,18 +134,20 @@ impl TensorMachine {
         shifted
     }
 
-    fn save_statistics(&mut self, records: bool, mean: Tensor, deviation: Tensor) {
-        if records {
-            self.save(mean);
-            self.save(deviation);
+    fn save_statistics(&mut self, records: bool, statistics: impl IntoIterator<Item = Tensor>) {
+        for statistic in statistics {
+            if records {
+                self.save(statistic);
+            }
+            self.release(statistic);
         }
-        self.release_all([mean, deviation]);
     }
 
     /// The gradients of input, scale and shift.
     pub(crate) fn layer_norm_backward(&mut self, saved: &UnpackedTensors, incoming: Tensor) -> Gradients {
         let bytes = self.bytes(incoming);
-        let input = saved.operand(SAVED_INPUT, incoming);
+        // A shift is saved before the input.
+        let input = saved.operand(usize::from(saved.edges[2].is_needed()), incoming);
         let [to_input, to_scale, to_shift] = saved.edges;
         let mut gradients = [None; MOST_EDGES];
         if to_input.is_needed() {
@@ -131,13 +158,17 @@ impl TensorMachine {
         if to_scale.is_needed() {
             let width = u64::from(self.plan.shape.width);
             let of_weight = self.elements_along(to_scale) * self.plan.precision.of_weights().bytes();
-            let [of_scale, of_shift] = [to_scale, to_shift].map(|edge| self.gradient_along(edge, of_weight));
+            let of_scale = self.gradient_along(to_scale, of_weight);
+            let of_shift = to_shift.is_needed().then(|| self.gradient_along(to_shift, of_weight));
             self.work(Work::Reduction { bytes: 2 * bytes }, [incoming, input, of_scale]);
             if let Some(rows) = scratch::norm_partial_rows(self.tokens(), width) {
-                let [scale_rows, shift_rows] = [(); 2].map(|()| self.temporary(rows * of_weight));
-                self.release_all([shift_rows, scale_rows]);
+                let scale_rows = self.temporary(rows * of_weight);
+                let shift_rows = of_shift.map(|_| self.temporary(rows * of_weight));
+                for rows in shift_rows.into_iter().chain([scale_rows]) {
+                    self.release(rows);
+                }
             }
-            (gradients[1], gradients[2]) = (Some(of_scale), Some(of_shift));
+            (gradients[1], gradients[2]) = (Some(of_scale), of_shift);
         }
         gradients
     }
@@ -157,7 +188,7 @@ impl TensorMachine {
         let [mean, deviation] = [(); 2].map(|()| self.alloc(of_channels, Category::Activation));
         self.work(Work::Reduction { bytes }, [input.tensor, mean, deviation]);
         self.elementwise(2 * bytes, [input.tensor, output]);
-        self.save_statistics(records, mean, deviation);
+        self.save_statistics(records, [mean, deviation]);
         let [scale, shift] = [norm.weights.scale, norm.weights.shift].map(GradientEdge::Weight);
         self.output(output, input.number, records, GraphOperation::BatchNorm, &[input.edge(), scale, shift])
     }

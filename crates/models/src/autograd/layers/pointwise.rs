@@ -80,7 +80,7 @@ impl TensorMachine {
             match saved.weight {
                 _ if !records || !other.needs_gradient => {}
                 Some(weight) => self.save_weight(weight, false),
-                None => self.save(saved.variable.tensor),
+                None => self.save_variable(saved.variable),
             }
         }
         let number = left.variable.number.max(right.variable.number);
@@ -318,7 +318,8 @@ impl TensorMachine {
 
     /// The same memory, seen in another order of its numbers.
     pub(crate) fn reordered(&mut self, input: Variable) -> Variable {
-        self.output_of(input.tensor, input.number, GraphOperation::Reorder, &[input])
+        let reordered = self.output_of(input.tensor, input.number, GraphOperation::Reorder, &[input]);
+        Variable { part: input.part, ..reordered }
     }
 
     /// A new tensor with this many bytes, written from the incoming gradient.

@@ -96,6 +96,43 @@ pub(crate) fn cudnn_backward(sequences_by_heads: u64, length: u64, head_width: u
     sequences_by_heads * length * (head_width + 1) * 4 + CUDNN_FORWARD
 }
 
+/// Numbers of a head that flash attention computes with (`head_size_rounded`).
+pub(crate) fn flash_head_width(head_width: u64) -> u64 {
+    round_up(head_width, if head_width <= 128 { 32 } else { 64 })
+}
+
+/// Rows that flash attention's backward has buffers for (`seqlen_q_rounded`).
+pub(crate) fn flash_backward_rows(length: u64) -> u64 {
+    round_up(length, 128)
+}
+
+/// How many parts of the keys flash attention's forward works on at the same time, because the queries alone do not fill
+/// the GPU (`num_splits_heuristic`): the fewest parts that keep it nearly as busy as any number of them.
+pub(crate) fn flash_splits(sequences_by_heads: u64, length: u64, head_width: u64) -> u64 {
+    const ROWS_PER_BLOCK: u64 = 64;
+    const MOST_SPLITS: u64 = 128;
+    // Thread blocks are small enough for two on a multiprocessor.
+    const PLACES: u64 = 2 * MULTIPROCESSORS;
+    let keys_per_block = match head_width {
+        ..=64 => 256,
+        65..=128 => 128,
+        _ => 64,
+    };
+    let (blocks, key_blocks) = (sequences_by_heads * length.div_ceil(ROWS_PER_BLOCK), length.div_ceil(keys_per_block));
+    if blocks as f32 >= 0.8 * PLACES as f32 {
+        return 1;
+    }
+    // More parts with as many blocks in the largest one are no faster.
+    let is_eligible = |splits: &u64| *splits == 1 || key_blocks.div_ceil(*splits) != key_blocks.div_ceil(*splits - 1);
+    let efficiency = |splits: u64| {
+        let waves = (blocks * splits) as f32 / PLACES as f32;
+        waves / waves.ceil()
+    };
+    let eligible = || (1..=MOST_SPLITS.min(PLACES).min(key_blocks)).filter(is_eligible);
+    let best = eligible().map(efficiency).fold(0.0, f32::max);
+    eligible().find(|&splits| f64::from(efficiency(splits)) >= 0.85 * f64::from(best)).unwrap_or(1)
+}
+
 /// Up to this many indices the gradient of an embedding is added up without sorting them.
 pub(crate) const UNSORTED_INDICES: u64 = 3072;
 
@@ -248,6 +285,16 @@ mod tests {
         // A thread block copies more than once, and from several ranks.
         assert_eq!(split_copy_table(&parts(1024, 8, 2), 8), 6600);
         assert_eq!(chunk_cat_table(&parts(1024, 8, 4)), 25_232);
+    }
+
+    /// Splits of rehearsals of PyTorch 2.11.
+    #[test]
+    fn flash_attention_is_split_where_it_does_not_fill_the_gpu() {
+        assert_eq!(flash_splits(3, 1100, 64), 3);
+        assert_eq!(flash_splits(12, 200, 160), 4);
+        assert_eq!(flash_splits(12, 200, 64), 1);
+        assert_eq!(flash_splits(96, 1024, 64), 1);
+        assert_eq!((flash_head_width(64), flash_head_width(40), flash_head_width(160)), (64, 64, 192));
     }
 
     #[test]

@@ -37,11 +37,6 @@ const FAMILY: Parameter = Parameter::choice(
     "llama",
     "whose code runs: a model_type of Hugging Face",
 );
-const KEY_VALUE_HEADS: Parameter =
-    Parameter::count("kv_heads", 0..=1 << 10, "0", "heads of keys and values; 0: as many as heads");
-const TIED: Parameter =
-    Parameter::choice("tied", &["yes", "no"], "no", "whether the output head is the table of tokens");
-
 const EXPERTS: Parameter =
     Parameter::count("local_experts", 1..=1 << 10, "8", "experts of a block, where the family has them");
 const CHOSEN_EXPERTS: Parameter = Parameter::count("experts_per_token", 1..=64, "2", "experts that a token goes to");
@@ -51,8 +46,6 @@ const POSITIONS: Parameter =
     Parameter::count("positions", 0..=1 << 24, "0", "learned positions, where the family has them; 0: the context");
 const WINDOW: Parameter =
     Parameter::count("window", 0..=1 << 24, "0", "tokens that a token attends to at most; 0: all before it");
-const DROPOUT: Parameter =
-    Parameter::choice("dropout", &["yes", "no"], "no", "whether numbers are dropped after embeddings and projections");
 
 /// The registry entry of the decoders.
 pub(crate) const DECODER: GeneratorEntry = GeneratorEntry {
@@ -65,7 +58,7 @@ pub(crate) const DECODER: GeneratorEntry = GeneratorEntry {
         plan::LAYERS,
         plan::WIDTH,
         plan::HEADS,
-        KEY_VALUE_HEADS,
+        plan::KEY_VALUE_HEADS,
         plan::HEAD_WIDTH,
         plan::FFN,
         EXPERTS,
@@ -73,8 +66,8 @@ pub(crate) const DECODER: GeneratorEntry = GeneratorEntry {
         ROTARY_WIDTH,
         POSITIONS,
         WINDOW,
-        DROPOUT,
-        TIED,
+        plan::DROPOUT,
+        plan::TIED,
         plan::VOCABULARY,
         plan::CONTEXT,
         plan::BATCH,
@@ -149,7 +142,7 @@ impl DecoderShape {
         let count = |parameter: &Parameter| parameters.count(parameter.name);
         let or = |value: u32, default: u32| if value == 0 { default } else { value };
         let heads = plan.shape.heads;
-        let key_value_heads = or(count(&KEY_VALUE_HEADS)?, heads);
+        let key_value_heads = or(count(&plan::KEY_VALUE_HEADS)?, heads);
         if !heads.is_multiple_of(key_value_heads) {
             return Err(parameters.refuse(format!("{key_value_heads} kv_heads do not divide {heads} heads")));
         }
@@ -189,8 +182,8 @@ impl DecoderShape {
             ffn: count(&plan::FFN)?,
             experts,
             chosen_experts,
-            is_tied: parameters.choice(TIED.name)? == "yes",
-            drops: parameters.choice(DROPOUT.name)? == "yes",
+            is_tied: parameters.choice(plan::TIED.name)? == "yes",
+            drops: parameters.choice(plan::DROPOUT.name)? == "yes",
         })
     }
 
@@ -567,7 +560,10 @@ impl Decoder {
             is_causal: true,
         };
         if self.attends_by_operators(machine) {
-            return machine.math_attention([query, key, value], shape);
+            let by_head = machine.math_attention([query, key, value], shape, false);
+            let by_token = machine.by_token(by_head, shape.heads);
+            machine.release(by_head.tensor);
+            return by_token;
         }
         // Autocast casts the last argument first.
         let narrow_value = machine.cast_for_product(value);

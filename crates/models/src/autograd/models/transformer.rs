@@ -1,5 +1,10 @@
-//! The reference transformer: decoder-only, pre-norm, learned positions, fused attention, a ReLU MLP four times as wide,
-//! an untied output head. A mixture of experts can replace the MLP.
+//! The reference transformer, in plain PyTorch: pre-norm blocks of attention and an MLP, and an output head.
+//!
+//! Without further settings it has layer norms, a ReLU MLP four times as wide, learned positions, an untied head, biases and
+//! causal attention by the fused kernel that PyTorch takes. [`Architecture`] has the settings. Queries, keys and values
+//! always come from one product, which is split; heads that share keys and values are left to
+//! `scaled_dot_product_attention(enable_gqa=True)`; heads are rotated after they are transposed. A mixture of experts can
+//! replace the MLP.
 //!
 //! Written like its Python code: every local variable lives until its scope ends, and then its block is freed.
 
@@ -8,22 +13,69 @@ use std::sync::Arc;
 use crate::{
     GeneratorEntry, Parameter, Parameters, WorkloadError,
     autograd::{
-        graph::{Tensor, TensorSplit, Variable, WeightId},
+        graph::{AttentionKernel, AttentionShape, SavingMode, Tensor, TensorSplit, Variable, WeightId},
         layers::{
-            INDEX,
+            INDEX, ReluOutput,
             convolution_kernels::KernelSearch,
             experts::ExpertWeights,
             linear::{LinearWeights, LoraAdapter},
-            norm::NormWeights,
+            norm::{RowNorm, RowNormKind},
         },
         machine::{ForwardResult, ModelArchitecture, TensorMachine, TrainingBatch},
         plan::{self, SequenceLengths, TrainingPlan},
-        techniques,
+        techniques::{self, NumberFormat},
         trainer::{PlainTraining, Validation},
         weights::{DeclaredWeight, WeightList, parameter_count},
     },
 };
 use oomph_trace::Category;
+
+const NORM: Parameter = Parameter::choice(
+    "norm",
+    &["layer", "rms"],
+    "layer",
+    "torch.nn.LayerNorm, or torch.nn.RMSNorm by its fused kernel",
+);
+const ACTIVATION: Parameter =
+    Parameter::choice("activation", &["relu", "gelu", "gelu_tanh", "silu"], "relu", "the activation of the MLP");
+const GATED: Parameter = Parameter::choice(
+    "gated",
+    &["no", "yes"],
+    "no",
+    "whether a second product gates the MLP: down(act(gate(x)) * up(x))",
+);
+const FFN: Parameter =
+    Parameter::count("ffn", 0..=1 << 20, "0", "numbers per token inside the MLP; 0: four times the width");
+const ROTARY: Parameter = Parameter::choice(
+    "rotary",
+    &["no", "yes"],
+    "no",
+    "whether queries and keys are rotated by their positions, which are then not learned: x*cos + rotate_half(x)*sin",
+);
+const BIAS: Parameter = Parameter::choice(
+    "bias",
+    &["yes", "no"],
+    "yes",
+    "whether the products of the blocks and the layer norms have biases",
+);
+const ATTENTION: Parameter = Parameter::choice(
+    "attention",
+    &["auto", "math", "flash", "efficient", "cudnn"],
+    "auto",
+    "the kernel of attention that the program names (torch.nn.attention.sdpa_kernel); auto: PyTorch takes one",
+);
+const DROPOUT: Parameter = Parameter {
+    help: "whether numbers are dropped after embeddings and projections and in attention",
+    ..plan::DROPOUT
+};
+const VOCABULARY_MULTIPLE: Parameter = Parameter::count(
+    "vocab_multiple",
+    0..=1 << 16,
+    "0",
+    "the vocabulary is padded to a multiple of this; 0: not padded",
+);
+const CAUSAL: Parameter =
+    Parameter::choice("causal", &["yes", "no"], "yes", "whether a token attends only to those before it");
 
 /// The registry entry of the transformer.
 pub(crate) const TRANSFORMER: GeneratorEntry = GeneratorEntry {
@@ -35,7 +87,19 @@ pub(crate) const TRANSFORMER: GeneratorEntry = GeneratorEntry {
         plan::LAYERS,
         plan::WIDTH,
         plan::HEADS,
+        plan::KEY_VALUE_HEADS,
+        FFN,
+        NORM,
+        ACTIVATION,
+        GATED,
+        ROTARY,
+        BIAS,
+        ATTENTION,
+        CAUSAL,
+        DROPOUT,
+        plan::TIED,
         plan::VOCABULARY,
+        VOCABULARY_MULTIPLE,
         plan::CONTEXT,
         plan::BATCH,
         plan::MIN_LENGTH,
@@ -58,10 +122,15 @@ pub(crate) const TRANSFORMER: GeneratorEntry = GeneratorEntry {
         }
         let lengths = SequenceLengths::read(plan.shape, parameters)?;
         let validation = read_validation(parameters, plan.shape.context)?;
-        let (model, kernel_search) = (Arc::new(Transformer::new(&plan)), KernelSearch::default());
+        let architecture = Architecture::read(parameters, &plan)?;
+        let (model, kernel_search) = (Arc::new(Transformer::of(&plan, architecture)), KernelSearch::default());
         Ok(PlainTraining { plan, model, lengths, validation, kernel_search, steps }.start())
     },
-    count_weights: Some(|parameters| Ok(parameter_count(&Transformer::new(&TrainingPlan::read(parameters)?).weights))),
+    count_weights: Some(|parameters| {
+        let plan = TrainingPlan::read(parameters)?;
+        let architecture = Architecture::read(parameters, &plan)?;
+        Ok(parameter_count(&Transformer::of(&plan, architecture).weights))
+    }),
 };
 
 fn read_validation(parameters: &Parameters<'_>, context: u32) -> Result<Option<Validation>, WorkloadError> {
@@ -75,13 +144,188 @@ fn read_validation(parameters: &Parameters<'_>, context: u32) -> Result<Option<V
     Ok((every > 0).then_some(Validation { every, passes, length: (length > 0).then_some(length) }))
 }
 
+/// The activation of the MLP, as far as memory is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Activation {
+    /// Saves its result.
+    Relu,
+    /// GELU and SiLU save their input.
+    Smooth,
+}
+
+/// What computes attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AttentionChoice {
+    /// What PyTorch takes by itself.
+    Auto,
+    /// Plain operators.
+    Math,
+    Kernel(AttentionKernel),
+}
+
+/// What the code of the model says, beyond the plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Architecture {
+    norm: RowNormKind,
+    activation: Activation,
+    is_gated: bool,
+    /// Numbers per token inside the MLP.
+    ffn: u32,
+    /// Heads of keys and values of all ranks.
+    key_value_heads: u32,
+    is_rotary: bool,
+    is_tied: bool,
+    has_bias: bool,
+    attention: AttentionChoice,
+    drops: bool,
+    /// Rows of the token table, those that pad it included.
+    vocabulary: u32,
+    is_causal: bool,
+}
+
+impl Architecture {
+    /// The reference model.
+    fn reference(plan: &TrainingPlan) -> Architecture {
+        Architecture {
+            norm: RowNormKind::Layer,
+            activation: Activation::Relu,
+            is_gated: false,
+            ffn: 4 * plan.shape.width,
+            key_value_heads: plan.shape.heads,
+            is_rotary: false,
+            is_tied: false,
+            has_bias: true,
+            attention: AttentionChoice::Auto,
+            drops: false,
+            vocabulary: plan.shape.vocabulary,
+            is_causal: true,
+        }
+    }
+
+    fn read(parameters: &Parameters<'_>, plan: &TrainingPlan) -> Result<Architecture, WorkloadError> {
+        let count = |parameter: &Parameter| parameters.count(parameter.name);
+        let is = |parameter: &Parameter, word: &str| Ok::<_, WorkloadError>(parameters.choice(parameter.name)? == word);
+        let reference = Architecture::reference(plan);
+        let or = |value: u32, default: u32| if value == 0 { default } else { value };
+        let architecture = Architecture {
+            norm: if is(&NORM, "rms")? { RowNormKind::Rms } else { RowNormKind::Layer },
+            activation: if is(&ACTIVATION, "relu")? { Activation::Relu } else { Activation::Smooth },
+            is_gated: is(&GATED, "yes")?,
+            ffn: or(count(&FFN)?, reference.ffn),
+            key_value_heads: or(count(&plan::KEY_VALUE_HEADS)?, reference.key_value_heads),
+            is_rotary: is(&ROTARY, "yes")?,
+            is_tied: is(&plan::TIED, "yes")?,
+            has_bias: is(&BIAS, "yes")?,
+            attention: match parameters.choice(ATTENTION.name)? {
+                "math" => AttentionChoice::Math,
+                "flash" => AttentionChoice::Kernel(AttentionKernel::Flash),
+                "efficient" => AttentionChoice::Kernel(AttentionKernel::MemoryEfficient),
+                "cudnn" => AttentionChoice::Kernel(AttentionKernel::Cudnn),
+                _ => AttentionChoice::Auto,
+            },
+            drops: is(&DROPOUT, "yes")?,
+            vocabulary: plan.shape.vocabulary.next_multiple_of(count(&VOCABULARY_MULTIPLE)?.max(1)),
+            is_causal: is(&CAUSAL, "yes")?,
+        };
+        architecture.check(plan).map_err(|reason| parameters.refuse(reason))?;
+        Ok(architecture)
+    }
+
+    /// Whether heads share keys and values.
+    fn shares_keys(&self, plan: &TrainingPlan) -> bool {
+        self.key_value_heads < plan.shape.heads
+    }
+
+    fn check(&self, plan: &TrainingPlan) -> Result<(), String> {
+        let (heads, ranks) = (plan.shape.heads, plan.techniques.tensor_ranks);
+        if *self == Architecture::reference(plan) {
+            return Ok(());
+        }
+        if !heads.is_multiple_of(self.key_value_heads) {
+            return Err(format!("{} kv_heads do not divide {heads} heads", self.key_value_heads));
+        }
+        for (count, what) in [(self.key_value_heads, "kv_heads"), (self.ffn, "numbers of ffn")] {
+            if !count.is_multiple_of(ranks) {
+                return Err(format!("{ranks} ranks of tensor_parallel do not divide {count} {what}"));
+            }
+        }
+        if self.is_rotary && !plan.shape.head_width().is_multiple_of(2) {
+            return Err(format!("heads of {} numbers cannot be rotated in pairs", plan.shape.head_width()));
+        }
+        self.check_attention(plan)?;
+        self.check_techniques(plan)
+    }
+
+    /// Refuses what PyTorch's kernels of attention refuse, and what is not modelled of them.
+    fn check_attention(&self, plan: &TrainingPlan) -> Result<(), String> {
+        const WIDEST_HEAD: u32 = 256;
+        if self.attends_by_operators(plan) {
+            return Ok(());
+        }
+        let is_single = plan.precision.of_attended() == NumberFormat::Single;
+        match self.attention {
+            AttentionChoice::Kernel(AttentionKernel::Flash | AttentionKernel::Cudnn) if is_single => {
+                return Err(
+                    "this kernel of attention takes 16 bits only: set amp, fp16 or bf16_model, or attention=efficient \
+                            or math"
+                        .to_owned(),
+                );
+            }
+            AttentionChoice::Kernel(AttentionKernel::MemoryEfficient) if self.shares_keys(plan) => {
+                return Err("attention=efficient does not take heads that share keys and values (kv_heads)".to_owned());
+            }
+            _ => {}
+        }
+        let head_width = plan.shape.head_width();
+        if head_width > WIDEST_HEAD {
+            return Err(format!("heads of {head_width} numbers are not modelled: more than {WIDEST_HEAD}"));
+        }
+        plan.refuse_padded_heads(head_width)
+    }
+
+    /// Refuses techniques whose memory is not known with these settings.
+    fn check_techniques(&self, plan: &TrainingPlan) -> Result<(), String> {
+        let techniques = &plan.techniques;
+        let has_other_mlp = *self
+            != Architecture {
+                activation: Activation::Relu,
+                is_gated: false,
+                ffn: 4 * plan.shape.width,
+                has_bias: true,
+                drops: false,
+                ..*self
+            };
+        let refused = [
+            (techniques.in_place && self.activation == Activation::Smooth, "'inplace' needs activation=relu"),
+            (techniques.pipeline_stages > 1 && self.is_tied, "'pipeline' is not modelled for a tied head"),
+            (techniques.offload_embeddings && self.is_tied, "'offload_component' is not modelled for a tied head"),
+            (techniques.loss_chunks.is_some() && self.is_tied, "'chunked_loss' is not modelled for a tied head"),
+            (
+                plan.shape.mixture.is_some() && has_other_mlp,
+                "experts are ReLU MLPs four times as wide, with biases: activation, gated, ffn, bias and dropout do not apply",
+            ),
+        ];
+        refused.into_iter().find(|(is_refused, _)| *is_refused).map_or(Ok(()), |(_, reason)| Err(reason.to_owned()))
+    }
+
+    /// Whether plain operators compute attention: the program says so, or no fused kernel takes heads that share keys and
+    /// values in single precision.
+    fn attends_by_operators(&self, plan: &TrainingPlan) -> bool {
+        match self.attention {
+            AttentionChoice::Math => true,
+            AttentionChoice::Kernel(_) => false,
+            AttentionChoice::Auto => self.shares_keys(plan) && plan.precision.of_attended() == NumberFormat::Single,
+        }
+    }
+}
+
 /// The weights of one block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockWeights {
-    pub(crate) norm_1: NormWeights,
+    pub(crate) norm_1: RowNorm,
     pub(crate) query_key_value: LinearWeights,
     pub(crate) projection: LinearWeights,
-    pub(crate) norm_2: NormWeights,
+    pub(crate) norm_2: RowNorm,
     pub(crate) mlp: MlpWeights,
 }
 
@@ -89,29 +333,37 @@ pub(crate) struct BlockWeights {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum MlpWeights {
     Dense { up: LinearWeights, down: LinearWeights },
+    Gated { gate: LinearWeights, up: LinearWeights, down: LinearWeights },
     Experts(ExpertWeights),
 }
 
 /// The model, as far as it is on this rank.
 #[derive(Debug)]
 pub(crate) struct Transformer {
+    architecture: Architecture,
     weights: Vec<DeclaredWeight>,
     pub(crate) tokens: WeightId,
+    /// Learned positions, or the cosines of their rotation, which the sines follow in the list.
     pub(crate) positions: WeightId,
     pub(crate) blocks: Vec<BlockWeights>,
     /// The last norm and the output head; the first stage of a pipeline has neither.
-    pub(crate) head: Option<(NormWeights, LinearWeights)>,
+    pub(crate) head: Option<(RowNorm, LinearWeights)>,
 }
 
 impl Transformer {
-    /// Declares the weights of this rank, in the order of the Python code.
+    /// The reference model.
     pub(crate) fn new(plan: &TrainingPlan) -> Transformer {
-        let mut weights = TransformerWeights { plan, list: WeightList::default() };
+        Transformer::of(plan, Architecture::reference(plan))
+    }
+
+    /// Declares the weights of this rank, in the order of the Python code.
+    fn of(plan: &TrainingPlan, architecture: Architecture) -> Transformer {
+        let mut weights = TransformerWeights { plan, architecture, list: WeightList::default() };
         let width = plan.shape.width;
         // Rows of the token table, and columns of the output head.
-        let vocabulary = plan.shape.vocabulary.div_ceil(plan.techniques.tensor_ranks);
+        let vocabulary = architecture.vocabulary.div_ceil(plan.techniques.tensor_ranks);
         let tokens = weights.embedding(vocabulary, width);
-        let positions = weights.embedding(plan.shape.context, width);
+        let learned = (!architecture.is_rotary).then(|| weights.embedding(plan.shape.context, width));
         let blocks = (0..plan.shape.layers / plan.techniques.pipeline_stages)
             .map(|layer| {
                 weights.list.layer = u16::try_from(layer).ok();
@@ -121,11 +373,19 @@ impl Transformer {
         weights.list.layer = None;
         let head = plan.has_head().then(|| {
             let norm = weights.norm(width);
-            let split = if vocabulary == plan.shape.vocabulary { TensorSplit::Whole } else { TensorSplit::Outputs };
-            let weight = weights.declare_rows(vocabulary, width);
-            (norm, LinearWeights::plain(weight, width, vocabulary, split))
+            let split = if vocabulary == architecture.vocabulary { TensorSplit::Whole } else { TensorSplit::Outputs };
+            let is_tied = architecture.is_tied;
+            let weight = if is_tied { tokens } else { weights.declare_rows(vocabulary, width) };
+            (norm, LinearWeights { flattens: is_tied, ..LinearWeights::plain(weight, width, vocabulary, split) })
         });
-        Transformer { weights: weights.list.declared, tokens, positions, blocks, head }
+        // A module moves its buffers after its parts.
+        let positions = learned.unwrap_or_else(|| {
+            let elements = u64::from(plan.shape.context) * u64::from(plan.shape.head_width());
+            let cosines = weights.list.declare_buffer(elements, None);
+            weights.list.declare_buffer(elements, None);
+            cosines
+        });
+        Transformer { architecture, weights: weights.list.declared, tokens, positions, blocks, head }
     }
 
     fn embed(&self, machine: &mut TensorMachine, ids: Tensor) -> Variable {
@@ -135,67 +395,170 @@ impl Transformer {
             // Every rank looked up the rows that it has.
             machine.sum_over_tensor_ranks(tokens.tensor);
         }
+        if self.architecture.is_rotary {
+            return self.dropped(machine, tokens);
+        }
         let range = machine.alloc(INDEX * length, Category::Activation);
         machine.elementwise(INDEX * length, [range]);
         let positions = machine.embedding(self.positions, range, length);
         machine.release(range);
         let x = machine.sum(tokens, positions, Some(machine.graph.sequences), Category::Activation);
         machine.release_all([tokens.tensor, positions.tensor]);
-        x
+        self.dropped(machine, x)
+    }
+
+    /// Whether numbers are dropped now: validation drops none.
+    fn drops_now(&self, machine: &TensorMachine) -> bool {
+        self.architecture.drops && machine.saving != SavingMode::Off
+    }
+
+    /// Drops numbers of a variable, which is released.
+    fn dropped(&self, machine: &mut TensorMachine, input: Variable) -> Variable {
+        if !self.drops_now(machine) {
+            return input;
+        }
+        let output = machine.dropout(input);
+        machine.release(input.tensor);
+        output
     }
 
     fn block(&self, machine: &mut TensorMachine, layer: u32, input: Variable) -> Variable {
-        let (middle, lowered) = match self.blocks[layer as usize].mlp {
-            MlpWeights::Experts(_) => self.block_until_experts(machine, layer, input),
-            MlpWeights::Dense { up, down } => {
-                let (middle, hidden) = self.block_until_hidden(machine, layer, input, up);
-                let lowered = machine.linear(hidden, down, Category::Temporary);
-                machine.release(hidden.tensor);
-                (middle, lowered)
-            }
-        };
+        let weights = &self.blocks[layer as usize];
+        let normed = machine.layer_norm(input, weights.norm_1);
+        let projected = self.attention(machine, weights, normed);
+        let projected = self.dropped(machine, projected);
+        let middle = machine.add(input, projected, Category::Activation);
+        machine.release(projected.tensor);
+        let normed = machine.layer_norm(middle, weights.norm_2);
+        let lowered = self.mlp(machine, layer, normed);
+        let lowered = self.dropped(machine, lowered);
         let output = machine.add(middle, lowered, Category::Activation);
         machine.release_all([lowered.tensor, middle.tensor]);
         output
     }
 
-    /// Attention with its residual sum, and the norm after it.
-    fn block_until_normed(&self, machine: &mut TensorMachine, layer: u32, input: Variable) -> (Variable, Variable) {
-        let weights = &self.blocks[layer as usize];
-        let normed = machine.layer_norm(input, weights.norm_1);
-        let query_key_value = machine.linear(normed, weights.query_key_value, Category::Activation);
-        let attended = machine.attention(query_key_value);
-        let projected = machine.linear(attended, weights.projection, Category::Temporary);
-        machine.release_all([query_key_value.tensor, attended.tensor, normed.tensor]);
-        let middle = machine.add(input, projected, Category::Activation);
-        machine.release(projected.tensor);
-        let normed = machine.layer_norm(middle, weights.norm_2);
-        (middle, normed)
-    }
-
-    /// The first half of the MLP included.
-    fn block_until_hidden(
-        &self,
-        machine: &mut TensorMachine,
-        layer: u32,
-        input: Variable,
-        up: LinearWeights,
-    ) -> (Variable, Variable) {
-        let (middle, normed) = self.block_until_normed(machine, layer, input);
-        let raised = machine.linear(normed, up, Category::Temporary);
-        machine.release(normed.tensor);
-        (middle, machine.mlp_relu(raised))
-    }
-
-    /// All experts included.
-    fn block_until_experts(&self, machine: &mut TensorMachine, layer: u32, input: Variable) -> (Variable, Variable) {
-        let (middle, normed) = self.block_until_normed(machine, layer, input);
-        let mixed = match (self.blocks[layer as usize].mlp, machine.plan.shape.mixture) {
-            (MlpWeights::Experts(experts), Some(mixture)) => machine.mixture(layer, normed, &experts, &mixture),
-            _ => return (middle, normed),
+    /// Attention and the product after it. Releases its input.
+    fn attention(&self, machine: &mut TensorMachine, weights: &BlockWeights, normed: Variable) -> Variable {
+        let joined = machine.linear(normed, weights.query_key_value, Category::Activation);
+        let ranks = machine.plan.techniques.tensor_ranks;
+        let shape = AttentionShape {
+            number: machine.plan.precision.of_attended(),
+            heads: machine.plan.local_heads(),
+            key_value_heads: self.architecture.key_value_heads / ranks,
+            head_width: machine.plan.shape.head_width(),
+            is_causal: self.architecture.is_causal,
         };
-        machine.release(normed.tensor);
-        (middle, mixed)
+        let [mut query, mut key, value] = self.heads_of(machine, joined, &shape);
+        if self.architecture.is_rotary {
+            let tables = self.rotation(machine);
+            [query, key] = [query, key].map(|heads| machine.rotate(heads, tables));
+        }
+        let attended = self.attend(machine, [query, key, value], shape);
+        let by_token = match self.architecture.attends_by_operators(&machine.plan) {
+            true => machine.by_token(attended, shape.heads),
+            false => Variable { tensor: machine.retain(attended.tensor), ..attended },
+        };
+        let projected = machine.linear(by_token, weights.projection, Category::Temporary);
+        if self.architecture.is_rotary {
+            machine.release_all([query.tensor, key.tensor]);
+        }
+        machine.release_all([by_token.tensor, joined.tensor, attended.tensor, normed.tensor]);
+        projected
+    }
+
+    /// Queries, keys and values as parts of one product. Their gradients are joined token by token: those that come back
+    /// head by head are copied.
+    fn heads_of(&self, machine: &mut TensorMachine, joined: Variable, shape: &AttentionShape) -> [Variable; 3] {
+        let parts = machine.attention_bytes(&AttentionShape { number: joined.number, ..*shape });
+        let [query, key, value] = machine.split_in_parts(joined, parts);
+        let is_math = self.architecture.attends_by_operators(&machine.plan);
+        let (is_rotary, is_shared) = (self.architecture.is_rotary, shape.key_value_heads < shape.heads);
+        let mut by_head = |heads: Variable, count: u32, is_by_head: bool| match is_by_head && count > 1 {
+            true if machine.graph.length > 1 => machine.reordered(heads),
+            _ => heads,
+        };
+        [
+            by_head(query, shape.heads, is_rotary || is_math),
+            // The product with all keys makes their gradient column by column, of which the heads are a view.
+            by_head(key, shape.key_value_heads, is_rotary || (is_math && is_shared)),
+            by_head(value, shape.key_value_heads, is_math),
+        ]
+    }
+
+    /// Cosines and sines of the positions of this pass.
+    fn rotation(&self, machine: &mut TensorMachine) -> [Variable; 2] {
+        let number = machine.plan.precision.of_weights();
+        let bytes = u64::from(machine.graph.length) * u64::from(machine.plan.shape.head_width()) * number.bytes();
+        [self.positions, self.positions + 1].map(|table| {
+            let tensor = machine.weight_on_device(table);
+            Variable { part: Some(bytes), ..Variable::constant(tensor, number) }
+        })
+    }
+
+    /// Attention over queries, keys and values, in their order: by token, or by head where plain operators compute it.
+    fn attend(&self, machine: &mut TensorMachine, inputs: [Variable; 3], shape: AttentionShape) -> Variable {
+        let [query, key, value] = inputs;
+        let drops = self.drops_now(machine);
+        // Autocast casts the last argument first.
+        let value = machine.cast_for_product(value);
+        let key = machine.cast_for_product(key);
+        let query = machine.cast_for_product(query);
+        let narrow = [query, key, value];
+        let attended = match self.architecture.attention {
+            _ if self.architecture.attends_by_operators(&machine.plan) => machine.math_attention(narrow, shape, drops),
+            AttentionChoice::Kernel(kernel) => machine.kernel_attention(narrow, shape, kernel, drops),
+            _ => machine.kernel_attention(narrow, shape, AttentionKernel::of(shape.number, false), drops),
+        };
+        for (cast, input) in narrow.into_iter().zip(inputs) {
+            if cast.tensor != input.tensor {
+                machine.release(cast.tensor);
+            }
+        }
+        attended
+    }
+
+    /// The MLP or the experts of a block. Releases its input.
+    fn mlp(&self, machine: &mut TensorMachine, layer: u32, normed: Variable) -> Variable {
+        match self.blocks[layer as usize].mlp {
+            MlpWeights::Experts(experts) => {
+                let Some(mixture) = machine.plan.shape.mixture else { return normed };
+                let mixed = machine.mixture(layer, normed, &experts, &mixture);
+                machine.release(normed.tensor);
+                mixed
+            }
+            MlpWeights::Dense { up, down } => {
+                let raised = machine.linear(normed, up, Category::Temporary);
+                machine.release(normed.tensor);
+                let hidden = self.activated(machine, raised);
+                let lowered = machine.linear(hidden, down, Category::Temporary);
+                machine.release(hidden.tensor);
+                lowered
+            }
+            MlpWeights::Gated { gate, up, down } => {
+                let gate = machine.linear(normed, gate, Category::Activation);
+                let active = self.activated(machine, gate);
+                let raised = machine.linear(normed, up, Category::Activation);
+                let hidden = machine.multiply(active, raised, Category::Activation);
+                machine.release_all([active.tensor, raised.tensor]);
+                let lowered = machine.linear(hidden, down, Category::Temporary);
+                machine.release_all([hidden.tensor, normed.tensor]);
+                lowered
+            }
+        }
+    }
+
+    /// The activation of a variable, which is released.
+    fn activated(&self, machine: &mut TensorMachine, input: Variable) -> Variable {
+        if self.architecture.activation == Activation::Relu {
+            // A product without a bias is no view (`_unsafe_view`).
+            return match machine.plan.techniques.in_place && !self.architecture.has_bias {
+                true => machine.relu(input, ReluOutput::InPlace),
+                false => machine.mlp_relu(input),
+            };
+        }
+        let active = machine.smooth_activation(input);
+        machine.release(input.tensor);
+        active
     }
 }
 
@@ -239,29 +602,14 @@ impl ModelArchitecture for Transformer {
         loss
     }
 
-    /// Stops before the last product where nothing is saved after it.
     fn recompute_block(&self, machine: &mut TensorMachine, layer: u32, input: Variable) -> Vec<Tensor> {
-        let (middle, last) = match self.blocks[layer as usize].mlp {
-            // The last expert saves the places of its rows: it must run to its end.
-            MlpWeights::Experts(_) => self.block_until_experts(machine, layer, input),
-            MlpWeights::Dense { up, down } => {
-                let (middle, hidden) = self.block_until_hidden(machine, layer, input, up);
-                if down.adapter.is_none() {
-                    machine.save_linear(hidden, down);
-                } else {
-                    // The adapter saves after the product.
-                    let lowered = machine.linear(hidden, down, Category::Temporary);
-                    machine.release(lowered.tensor);
-                }
-                (middle, hidden)
-            }
-        };
-        vec![last.tensor, middle.tensor]
+        vec![self.block(machine, layer, input).tensor]
     }
 }
 
 struct TransformerWeights<'a> {
     plan: &'a TrainingPlan,
+    architecture: Architecture,
     list: WeightList,
 }
 
@@ -269,16 +617,26 @@ impl TransformerWeights<'_> {
     fn block(&mut self) -> BlockWeights {
         let width = self.plan.shape.width;
         let ranks = self.plan.techniques.tensor_ranks;
-        let (narrow, wide) = (width / ranks, 4 * width / ranks);
+        let (narrow, wide) = (width / ranks, self.architecture.ffn / ranks);
+        let keys = self.architecture.key_value_heads / ranks * self.plan.shape.head_width();
         let split = |split| if ranks == 1 { TensorSplit::Whole } else { split };
         let norm_1 = self.norm(width);
-        let query_key_value = self.linear(width, 3 * narrow, split(TensorSplit::Outputs));
+        let query_key_value = self.linear(width, narrow + 2 * keys, split(TensorSplit::Outputs));
         let projection = self.linear(narrow, width, split(TensorSplit::Inputs));
         let norm_2 = self.norm(width);
         let router = self.plan.shape.mixture.map(|mixture| {
             let weight = self.declare_rows(mixture.experts, width);
             LinearWeights::plain(weight, width, mixture.experts, TensorSplit::Whole)
         });
+        if self.architecture.is_gated {
+            // Several products share their input: its gradients are added up.
+            let flat = |linear| LinearWeights { flattens: true, ..linear };
+            let gate = flat(self.linear(width, wide, split(TensorSplit::Outputs)));
+            let up = flat(self.linear(width, wide, split(TensorSplit::Outputs)));
+            let down = self.linear(wide, width, split(TensorSplit::Inputs));
+            let mlp = MlpWeights::Gated { gate, up, down };
+            return BlockWeights { norm_1, query_key_value, projection, norm_2, mlp };
+        }
         let first = self.list.declared.len();
         let mut expert = || {
             let up = self.linear(width, wide, split(TensorSplit::Outputs));
@@ -299,13 +657,16 @@ impl TransformerWeights<'_> {
         BlockWeights { norm_1, query_key_value, projection, norm_2, mlp }
     }
 
-    fn norm(&mut self, width: u32) -> NormWeights {
-        NormWeights { scale: self.declare(width.into()), shift: self.declare(width.into()) }
+    fn norm(&mut self, width: u32) -> RowNorm {
+        let Architecture { norm: kind, has_bias, .. } = self.architecture;
+        let scale = self.declare(width.into());
+        let shift = (kind == RowNormKind::Layer && has_bias).then(|| self.declare(width.into()));
+        RowNorm { kind, scale, shift }
     }
 
     fn linear(&mut self, inputs: u32, outputs: u32, split: TensorSplit) -> LinearWeights {
         let weight = self.declare_rows(outputs, inputs);
-        let bias = Some(self.declare(outputs.into()));
+        let bias = self.architecture.has_bias.then(|| self.declare(outputs.into()));
         let adapter = self.plan.techniques.lora_rank.map(|rank| LoraAdapter {
             down: self.list.declare(u64::from(inputs) * u64::from(rank), true),
             up: self.list.declare(u64::from(rank) * u64::from(outputs), true),

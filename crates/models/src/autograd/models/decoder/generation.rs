@@ -13,8 +13,7 @@ use std::sync::Arc;
 
 use super::{
     super::serving::{InputBuffers, draw_tokens},
-    CHOSEN_EXPERTS, DROPOUT, Decoder, DecoderFamily, DecoderShape, EXPERTS, FAMILY, KEY_VALUE_HEADS, POSITIONS,
-    ROTARY_WIDTH, TIED, WINDOW,
+    CHOSEN_EXPERTS, Decoder, DecoderFamily, DecoderShape, EXPERTS, FAMILY, POSITIONS, ROTARY_WIDTH, WINDOW,
 };
 use crate::{
     GeneratorEntry, Parameter, Parameters, WorkloadError,
@@ -52,7 +51,7 @@ pub(crate) const GENERATION: GeneratorEntry = GeneratorEntry {
         plan::LAYERS,
         plan::WIDTH,
         plan::HEADS,
-        KEY_VALUE_HEADS,
+        plan::KEY_VALUE_HEADS,
         plan::HEAD_WIDTH,
         plan::FFN,
         EXPERTS,
@@ -60,8 +59,8 @@ pub(crate) const GENERATION: GeneratorEntry = GeneratorEntry {
         ROTARY_WIDTH,
         POSITIONS,
         WINDOW,
-        DROPOUT,
-        TIED,
+        plan::DROPOUT,
+        plan::TIED,
         plan::VOCABULARY,
         plan::BATCH,
         PROMPT,
