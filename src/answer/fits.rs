@@ -44,8 +44,9 @@ pub enum UseKind {
 
 /// The share of a card that vLLM takes by default (`gpu_memory_utilization`), in percent.
 pub const SERVER_PERCENT: u64 = 90;
-/// Pages with which the size of a page is found out: so many that rounding does not matter.
-const PAGES_TO_MEASURE: u64 = 1024;
+/// Pages with which the size of a page is found out: a layer's share of so many is a multiple of the 2 MiB that the allocator
+/// rounds to, because a head has a multiple of 8 numbers.
+const PAGES_TO_MEASURE: u64 = 4096;
 /// The most pages of a pool.
 const MOST_PAGES: u64 = 1 << 24;
 
@@ -230,11 +231,11 @@ impl FitsQuestion<'_> {
         let [tokens, sequences] = server_defaults(row.card_bytes, &row.card);
         let recipe = |pages| self.model.serving(tokens, sequences, pages);
         let [mut profiled, mut with_pages] = [row.clone(), row.clone()];
-        if let Err(reason) = self.measure(recipe(0).as_ref(), &mut profiled)? {
-            return Ok(FitRow { reason, ..row });
+        for (pages, measured) in [(0, &mut profiled), (PAGES_TO_MEASURE, &mut with_pages)] {
+            if let Err(reason) = self.measure(recipe(pages).as_ref(), measured)? {
+                return Ok(FitRow { reason, ..row });
+            }
         }
-        // What is modelled without pages is modelled with them.
-        let _same = self.measure(recipe(PAGES_TO_MEASURE).as_ref(), &mut with_pages)?;
         let page_bytes = (with_pages.cache_bytes / PAGES_TO_MEASURE).max(1);
         let overhead = row.card_bytes - row.available_bytes;
         let taken = overhead + profiled.peak_allocated_bytes.unwrap_or(0);
@@ -247,7 +248,9 @@ impl FitsQuestion<'_> {
         row.cache_tokens = Some(usable * page_tokens);
         row.largest_batch = Some(largest.min(sequences));
         if let Some(recipe) = recipe(pages).filter(|_| largest > 0) {
-            let _same = self.measure(Some(&recipe), &mut row)?;
+            if let Err(reason) = self.measure(Some(&recipe), &mut row)? {
+                return Ok(FitRow { reason, ..row });
+            }
             let workload = recipe.workload().map_err(Box::new)?;
             let (on_card, _) = replay_memory(&workload, CACHING, self.card, None, self.stop)?;
             if on_card.status != Status::Completed {

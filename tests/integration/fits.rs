@@ -72,9 +72,10 @@ fn a_server_takes_what_is_left_for_its_pool() {
     };
     let row = server("24GiB", "4000");
     let of = |column: &str| row[column].as_u64().unwrap();
-    // 16 layers, 8 heads of 64 numbers, 2 bytes, keys and values. One page of 16 tokens is not used.
-    let tokens = of("cache_bytes") / (2 * 16 * 8 * 64 * 2);
-    assert_eq!((of("cache_tokens"), of("cache_bytes") % (2 * 16 * 8 * 64 * 2)), (tokens - 16, 0));
+    // 16 layers, 8 heads of 64 numbers, 2 bytes, keys and values. One page of 16 tokens is not used. The allocator does not
+    // split off what is left of a segment where that is at most 1 MiB.
+    let pool = (of("cache_tokens") + 16) * 2 * 16 * 8 * 64 * 2;
+    assert!((pool..=pool + 16 * (1 << 20)).contains(&of("cache_bytes")), "{row:#?}");
     assert_eq!(of("largest_batch"), of("cache_tokens") / 4000);
     // Nearly all of nine tenths of the card: context, weights, a pass and the pool.
     let taken = of("card_bytes") - of("available_bytes") + of("peak_allocated_bytes");
