@@ -136,7 +136,7 @@ impl TensorMachine {
             GraphOperation::GroupedLinear(shape, number) => self.grouped_linear_backward(saved, shape, number, first),
             GraphOperation::SplitThree { bytes } => {
                 one(self.split_backward(bytes, incoming.map(|part| part.unwrap_or(first))))
-            },
+            }
             GraphOperation::NegativeLogLikelihood => one(self.negative_log_likelihood_backward(saved, first)),
             GraphOperation::FusedLoss => self.fused_loss_backward(saved, first),
             GraphOperation::HostEmbedding => {

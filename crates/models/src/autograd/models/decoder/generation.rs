@@ -7,9 +7,7 @@
 
 use std::sync::Arc;
 
-use super::{
-    CHOSEN_EXPERTS, Decoder, DecoderFamily, DecoderShape, EXPERTS, FAMILY, POSITIONS, ROTARY_WIDTH, WINDOW,
-};
+use super::{CHOSEN_EXPERTS, Decoder, DecoderFamily, DecoderShape, EXPERTS, FAMILY, POSITIONS, ROTARY_WIDTH, WINDOW};
 use crate::{
     GeneratorEntry, Parameter, Parameters, WorkloadError,
     autograd::{
