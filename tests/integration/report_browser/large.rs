@@ -68,7 +68,7 @@ fn detail(label: &CaseLabel, reserved: u64) -> CaseDetail {
         .collect();
     detail.categories = (0..512)
         .map(|place| {
-            let bytes = [1, 2, 3, 4, 5, 6, 7, 8, 9].map(|part| (place + 1) * part * 3_456_789);
+            let bytes = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10].map(|part| (place + 1) * part * 3_456_789);
             Composition { event: place * EVENTS / 512, bytes, total: bytes.iter().sum() }
         })
         .collect();

@@ -24,6 +24,8 @@ pub(crate) struct UnpackedTensors {
     pub(crate) tensors: [Option<Tensor>; MOST_SAVED],
     /// Which of them were made for this backward and are released after it.
     is_copy: [bool; MOST_SAVED],
+    /// Whether they come from the host: then they are contiguous.
+    pub(crate) is_from_host: bool,
 }
 
 impl TensorMachine {
@@ -184,9 +186,10 @@ impl TensorMachine {
     /// Restores the tensors that a node saved.
     pub(crate) fn unpack(&mut self, node: &GraphNode) -> UnpackedTensors {
         let (tensors, is_copy) = ([None; MOST_SAVED], [false; MOST_SAVED]);
-        let mut unpacked = UnpackedTensors { edges: node.edges, tensors, is_copy };
+        let mut unpacked = UnpackedTensors { edges: node.edges, tensors, is_copy, is_from_host: false };
         for place in 0..usize::from(node.saved_count) {
             let saved = self.graph.saved[node.first_saved as usize + place];
+            unpacked.is_from_host |= matches!(saved, SavedTensor::OnHost { .. });
             let (tensor, is_copy) = match saved {
                 SavedTensor::Kept(tensor) => (Some(tensor), false),
                 SavedTensor::Weight(weight) => (self.weights[weight as usize].tensor, false),

@@ -117,9 +117,9 @@ impl TensorMachine {
         let number = shape.number;
         let [bytes, of_keys, of_values] = self.attention_bytes(&shape);
         if records {
-            self.save_view(key, of_keys);
-            self.save_view(query, bytes);
-            self.save_view(value, of_values);
+            self.save_heads(key, of_keys, shape.key_value_heads);
+            self.save_heads(query, bytes, shape.heads);
+            self.save_heads(value, of_values, shape.key_value_heads);
         }
         let seeds = match kernel {
             AttentionKernel::Cudnn => Some([(); 2].map(|()| self.kept_result(SEED, Category::Activation).0)),
@@ -150,10 +150,10 @@ impl TensorMachine {
         }
         if records && let Some(row_sums) = row_sums {
             self.save(row_sums);
-            self.save_view(output, bytes);
+            self.save_heads(output, bytes, shape.heads);
             if let Some([seed, offset]) = seeds {
-                self.save(offset);
-                self.save(seed);
+                let in_order = if kernel == AttentionKernel::Flash { [seed, offset] } else { [offset, seed] };
+                in_order.into_iter().for_each(|tensor| self.save(tensor));
             }
             if let Some(mask) = mask {
                 self.save(mask);
@@ -165,6 +165,15 @@ impl TensorMachine {
         self.output(output, number, records, operation, edges)
     }
 
+    /// Saves heads with these bytes in the order of tokens, seen head by head: a view, unless there is one head in a tensor
+    /// of its own.
+    fn save_heads(&mut self, tensor: Tensor, bytes: u64, heads: u32) {
+        match self.is_reordered(heads) || self.bytes(tensor) != bytes {
+            true => self.save_view(tensor, bytes),
+            false => self.save(tensor),
+        }
+    }
+
     /// The gradients of queries, keys and values.
     pub(crate) fn attention_backward(
         &mut self,
@@ -173,8 +182,14 @@ impl TensorMachine {
         kernel: AttentionKernel,
         incoming: Tensor,
     ) -> Gradients {
+        // Flash attention takes its output token by token; from the host it comes head by head.
+        let is_copied = kernel == AttentionKernel::Flash && saved.is_from_host && self.is_reordered(shape.heads);
+        let output = is_copied.then(|| self.copied_gradient(self.bytes(incoming), incoming));
         let gradients = self.attention_bytes(&shape).map(|bytes| self.temporary(bytes));
         self.run_attention_backward(saved, &shape, kernel, [incoming, gradients[0]]);
+        if let Some(output) = output {
+            self.release(output);
+        }
         gradients.map(Some)
     }
 
@@ -227,16 +242,18 @@ impl TensorMachine {
             u64::from(shape.head_width),
         );
         let of_rows = sequences_by_heads * length * NumberFormat::Single.bytes();
-        let memory_efficient = scratch::memory_efficient_backward(sequences_by_heads, length, head_width);
+        let memory_efficient = scratch::memory_efficient_backward(sequences_by_heads, length, head_width, shape.number);
         let (row_products, workspace) = match (kernel, shape.number) {
             (AttentionKernel::MemoryEfficient, NumberFormat::Single) => {
                 // The row sums of gradient times output, made by plain operators.
                 let product = self.temporary(bytes);
-                let [sums, sums_by_head] = [(); 2].map(|()| self.temporary(of_rows));
+                let sums = self.temporary(of_rows);
+                let is_reordered = self.is_reordered(shape.heads);
+                let by_head = if is_reordered { self.temporary(of_rows) } else { self.retain(sums) };
                 self.elementwise(3 * bytes, [incoming, product]);
                 self.work(Work::Reduction { bytes }, [product, sums]);
                 self.release_all([sums, product]);
-                (Some(sums_by_head), memory_efficient)
+                (Some(by_head), memory_efficient)
             }
             (AttentionKernel::MemoryEfficient, NumberFormat::Half) => (Some(self.temporary(of_rows)), memory_efficient),
             (AttentionKernel::Cudnn | AttentionKernel::Flash, _) => {
@@ -390,10 +407,12 @@ impl TensorMachine {
         let scaled_keys = self.scale(all_keys);
         // Heads that are repeated are in the order of heads.
         let is_shared = shape.key_value_heads < shape.heads;
-        let by_head = self.by_head(scaled_query, shape.heads, false);
-        let by_column = self.by_head(scaled_keys, shape.heads, is_shared);
+        let is_scattered = self.is_scattered(shape.heads);
+        let by_head = self.by_head(scaled_query, is_scattered);
+        let by_column = self.by_head(scaled_keys, is_scattered && !is_shared);
         let of_scores = of_query / u64::from(shape.head_width) * u64::from(self.graph.length);
-        let scores = self.batched_product(by_head, by_column, of_scores);
+        let views = [!is_scattered && self.is_reordered(shape.heads), !is_scattered || is_shared];
+        let scores = self.batched_product([by_head, by_column], views, of_scores);
         self.release_all([by_head.tensor, by_column.tensor, scaled_keys.tensor]);
         let scores = mask.map_or(scores, |mask| self.masked_scores(scores, mask));
         let mut shares = self.safe_softmax(scores);
@@ -406,10 +425,11 @@ impl TensorMachine {
         // The shares are a second result, in the format of the first.
         let is_narrow = inputs[0].number == NumberFormat::Half;
         let narrow_shares = is_narrow.then(|| self.temporary(of_scores / 2));
-        let values_by_head = self.by_head(all_values, shape.heads, is_shared);
-        let attended = self.batched_product(shares, values_by_head, of_query);
+        let values_by_head = self.by_head(all_values, is_scattered && !is_shared);
+        let is_view = values_by_head.part.is_some() || (!is_scattered && !is_shared && self.is_reordered(shape.heads));
+        let attended = self.batched_product([shares, values_by_head], [false, is_view], of_query);
         self.release(values_by_head.tensor);
-        let attended = if self.is_scattered(shape.heads) { self.reordered(attended) } else { attended };
+        let attended = if is_scattered { self.reordered(attended) } else { attended };
         let result = self.in_format(attended, inputs[0].number);
         self.release_all([attended.tensor, shares.tensor, all_values.tensor, all_keys.tensor]);
         self.release(scaled_query.tensor);
@@ -422,22 +442,27 @@ impl TensorMachine {
 
     /// The result of attention in the order of tokens: a copy, unless there is one head.
     pub(crate) fn by_token(&mut self, attended: Variable, heads: u32) -> Variable {
-        if heads > 1 && self.graph.length > 1 {
+        if self.is_reordered(heads) {
             return self.contiguous(attended);
         }
         self.retain(attended.tensor);
         attended
     }
 
+    /// Whether the order of heads and the order of tokens differ.
+    pub(crate) fn is_reordered(&self, heads: u32) -> bool {
+        heads > 1 && self.graph.length > 1
+    }
+
     /// Whether a product for each head needs a copy of heads that are in the order of tokens: a view of one sequence, or
     /// of one head, is enough (`expand` and `reshape` in `matmul`).
     fn is_scattered(&self, heads: u32) -> bool {
-        heads > 1 && self.graph.sequences > 1 && self.graph.length > 1
+        self.is_reordered(heads) && self.graph.sequences > 1
     }
 
-    /// Heads in the order that a product for each head takes.
-    fn by_head(&mut self, input: Variable, heads: u32, is_by_head: bool) -> Variable {
-        if !is_by_head && self.is_scattered(heads) {
+    /// Heads in the order that a product for each head takes: a copy, or one more reference.
+    fn by_head(&mut self, input: Variable, is_copied: bool) -> Variable {
+        if is_copied {
             return self.contiguous(input);
         }
         self.retain(input.tensor);
@@ -505,11 +530,20 @@ impl TensorMachine {
         self.output_of(shares, scores.number, GraphOperation::SoftMax, &[scores])
     }
 
-    /// A product for every head, with this many bytes.
-    fn batched_product(&mut self, left: Variable, right: Variable, bytes: u64) -> Variable {
+    /// A product for every head, with this many bytes, of operands that may be views of other tensors.
+    fn batched_product(&mut self, operands: [Variable; 2], views: [bool; 2], bytes: u64) -> Variable {
+        let [left, right] = operands;
         // Each is saved for the gradient of the other.
-        self.save_for(&[left], [right.tensor]);
-        self.save_for(&[right], [left.tensor]);
+        for (place, other) in [(1, left), (0, right)] {
+            if !self.records(other.needs_gradient()) {
+                continue;
+            }
+            let saved = operands[place];
+            match views[place] {
+                true => self.save_view(saved.tensor, self.size(saved)),
+                false => self.save(saved.tensor),
+            }
+        }
         let of_operands = [left, right].map(|operand| self.size(operand));
         let (output, runs) = self.kept_result(bytes, Category::Activation);
         if runs {

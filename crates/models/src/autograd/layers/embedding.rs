@@ -97,11 +97,11 @@ impl TensorMachine {
         let offsets = self.temporary(list);
         let segment_count = self.temporary(INDEX);
         let distinct = self.temporary(list);
-        self.scratch(scratch::scan(indices), distinct);
+        self.scratch(scratch::scan_for_distinct(indices), distinct);
         self.release(distinct);
         let most_segments = indices.min(elements / width);
         let [per_segment, partial_offsets] = [(); 2].map(|()| self.temporary(INDEX * most_segments));
-        self.scratch(scratch::scan(most_segments), per_segment);
+        self.scratch(scratch::scan_sums(most_segments), per_segment);
         let partial_count = self.temporary(INDEX);
         let segments = scratch::embedding_segments(indices, elements / width);
         let starts = self.temporary(INDEX * segments);

@@ -158,19 +158,33 @@ impl TensorMachine {
         if to_scale.is_needed() {
             let width = u64::from(self.plan.shape.width);
             let of_weight = self.elements_along(to_scale) * self.plan.precision.of_weights().bytes();
-            let of_scale = self.gradient_along(to_scale, of_weight);
-            let of_shift = to_shift.is_needed().then(|| self.gradient_along(to_shift, of_weight));
-            self.work(Work::Reduction { bytes: 2 * bytes }, [incoming, input, of_scale]);
+            let mut of_weights =
+                [to_scale, to_shift].map(|edge| edge.is_needed().then(|| self.gradient_along(edge, of_weight)));
+            self.work(Work::Reduction { bytes: 2 * bytes }, [incoming, input]);
             if let Some(rows) = scratch::norm_partial_rows(self.tokens(), width) {
-                let scale_rows = self.temporary(rows * of_weight);
-                let shift_rows = of_shift.map(|_| self.temporary(rows * of_weight));
-                for rows in shift_rows.into_iter().chain([scale_rows]) {
-                    self.release(rows);
-                }
+                self.sum_partial_rows(rows, [to_scale, to_shift], &mut of_weights);
             }
-            (gradients[1], gradients[2]) = (Some(of_scale), of_shift);
+            [gradients[1], gradients[2]] = of_weights;
         }
         gradients
+    }
+
+    /// Sums of this many rows of partial sums take the place of the gradients
+    /// (`LaunchGammaBetaBackwardCUDAKernel`).
+    fn sum_partial_rows(&mut self, rows: u64, edges: [GradientEdge; 2], gradients: &mut [Option<Tensor>; 2]) {
+        let partial = gradients.map(|gradient| gradient.map(|gradient| self.temporary(rows * self.bytes(gradient))));
+        for ((gradient, partial), edge) in gradients.iter_mut().zip(partial).zip(edges) {
+            if let (Some(before), Some(partial)) = (*gradient, partial) {
+                let sum = self.gradient_along(edge, self.bytes(before));
+                self.sum_rows(rows, self.elements_along(edge));
+                self.work(Work::Reduction { bytes: self.bytes(partial) }, [partial, sum]);
+                self.release(before);
+                *gradient = Some(sum);
+            }
+        }
+        for partial in partial.into_iter().flatten() {
+            self.release(partial);
+        }
     }
 
     /// Normalises every channel over all images.

@@ -3,6 +3,7 @@
 //! These are the rules by which PyTorch and its libraries size their buffers, checked against recordings. Nothing here
 //! allocates.
 
+use crate::autograd::techniques::NumberFormat;
 use oomph_base::round_up;
 
 /// Multiprocessors of an H200, and how many threads one holds.
@@ -79,12 +80,21 @@ pub(crate) fn argmax_of_rows(rows: u64, columns: u64) -> Option<ReductionScratch
 }
 
 /// The buffer of memory-efficient attention's backward for the gradient of the queries: a lock and a tile of sums for
-/// each block of queries.
-pub(crate) fn memory_efficient_backward(sequences_by_heads: u64, length: u64, head_width: u64) -> u64 {
-    const COLUMNS: u64 = 64;
+/// each block of queries. The kernels for 16 bits have wider tiles, and add up the gradients of wide keys and values there,
+/// too (`workspace_size` of the kernel).
+pub(crate) fn memory_efficient_backward(
+    sequences_by_heads: u64,
+    length: u64,
+    head_width: u64,
+    number: NumberFormat,
+) -> u64 {
     const LOCK: u64 = 16;
+    let is_half = number == NumberFormat::Half;
     let rows = if head_width <= 64 { 64 } else { 128 };
-    sequences_by_heads * length.div_ceil(rows) * head_width.div_ceil(COLUMNS) * (LOCK + rows * COLUMNS * 4)
+    let columns = if is_half && (65..=128).contains(&head_width) { 128 } else { 64 };
+    let of_queries = length.div_ceil(rows) * head_width.div_ceil(columns) * (LOCK + rows * columns * 4);
+    let of_keys = if is_half && head_width > 128 { round_up(length, 64) * round_up(head_width, 128) * 4 } else { 0 };
+    sequences_by_heads * (of_queries + 2 * of_keys)
 }
 
 /// The workspace of cuDNN's attention in forward.
@@ -168,11 +178,22 @@ pub(crate) fn group_arguments(groups: u32) -> u64 {
     PER_GROUP * u64::from(groups)
 }
 
-/// The buffer of the scan that finds the distinct sorted indices: a state for each tile and 32 to look back over.
-pub(crate) fn scan(items: u64) -> u64 {
+/// The buffer of the scan that finds the distinct sorted indices (`unique_by_key`).
+pub(crate) fn scan_for_distinct(items: u64) -> u64 {
+    const TILE: u64 = 4480;
+    scan(items.div_ceil(TILE))
+}
+
+/// The buffer of the scan that adds up how many parts each segment of indices has.
+pub(crate) fn scan_sums(items: u64) -> u64 {
+    const TILE: u64 = 896;
+    scan(items.div_ceil(TILE))
+}
+
+/// The buffer of a scan of so many tiles: a state for each, and 32 to look back over.
+fn scan(tiles: u64) -> u64 {
     const ALIGNMENT: u64 = 256;
-    const TILE: u64 = 2048;
-    ALIGNMENT - 1 + ALIGNMENT + round_up((items.div_ceil(TILE) + 32) * 16, ALIGNMENT)
+    ALIGNMENT - 1 + ALIGNMENT + round_up((tiles + 32) * 16, ALIGNMENT)
 }
 
 /// How many partial sums the gradient of an embedding is split into: at most ten indices each.
@@ -264,7 +285,11 @@ mod tests {
     fn index_sort_as_recorded() {
         for (items, bytes) in [(3152, 68_607), (3724, 77_823), (4164, 84_991), (4830, 96_255), (8192, 150_015)] {
             assert_eq!(sort_pairs(items), bytes, "{items}");
-            assert_eq!(scan(items), 1279, "{items}");
+            assert_eq!((scan_for_distinct(items), scan_sums(items)), (1279, 1279), "{items}");
+        }
+        // From rehearsals.
+        for (items, distinct, sums) in [(43_000, 1279, 1791), (71_000, 1279, 2303), (144_000, 1791, 3839)] {
+            assert_eq!((scan_for_distinct(items), scan_sums(items)), (distinct, sums), "{items}");
         }
         assert_eq!(embedding_segments(8192, 50_257) * 768 * 4, 27_681_792);
     }
@@ -299,8 +324,12 @@ mod tests {
 
     #[test]
     fn attention_as_recorded() {
-        assert_eq!(memory_efficient_backward(96, 1024, 64), 25_190_400);
-        assert_eq!(memory_efficient_backward(48, 446, 64), 48 * 114_800);
+        let single = |heads, length, width| memory_efficient_backward(heads, length, width, NumberFormat::Single);
+        assert_eq!((single(96, 1024, 64), single(48, 446, 64)), (25_190_400, 48 * 114_800));
+        // From rehearsals.
+        let half = |width| memory_efficient_backward(6, 300, width, NumberFormat::Half);
+        assert_eq!((single(6, 300, 80), half(80)), (1_180_224, 1_179_936));
+        assert_eq!((half(64), half(136), half(256)), (492_000, 5_702_496, 6_292_608));
         assert_eq!(cudnn_backward(96, 1024, 64), 25_559_296);
     }
 }

@@ -259,7 +259,7 @@ impl Architecture {
     /// Refuses what PyTorch's kernels of attention refuse, and what is not modelled of them.
     fn check_attention(&self, plan: &TrainingPlan) -> Result<(), String> {
         const WIDEST_HEAD: u32 = 256;
-        if self.attends_by_operators(plan) {
+        if self.kernel(plan).is_none() {
             return Ok(());
         }
         let is_single = plan.precision.of_attended() == NumberFormat::Single;
@@ -308,13 +308,15 @@ impl Architecture {
         refused.into_iter().find(|(is_refused, _)| *is_refused).map_or(Ok(()), |(_, reason)| Err(reason.to_owned()))
     }
 
-    /// Whether plain operators compute attention: the program says so, or no fused kernel takes heads that share keys and
-    /// values in single precision.
-    fn attends_by_operators(&self, plan: &TrainingPlan) -> bool {
+    /// The fused kernel of attention. Plain operators compute it where the program says so, or where no kernel takes heads
+    /// that share keys and values in single precision.
+    fn kernel(&self, plan: &TrainingPlan) -> Option<AttentionKernel> {
+        let number = plan.precision.of_attended();
         match self.attention {
-            AttentionChoice::Math => true,
-            AttentionChoice::Kernel(_) => false,
-            AttentionChoice::Auto => self.shares_keys(plan) && plan.precision.of_attended() == NumberFormat::Single,
+            AttentionChoice::Math => None,
+            AttentionChoice::Kernel(kernel) => Some(kernel),
+            AttentionChoice::Auto if self.shares_keys(plan) && number == NumberFormat::Single => None,
+            AttentionChoice::Auto => Some(AttentionKernel::of(number, false)),
         }
     }
 }
@@ -454,9 +456,9 @@ impl Transformer {
             [query, key] = [query, key].map(|heads| machine.rotate(heads, tables));
         }
         let attended = self.attend(machine, [query, key, value], shape);
-        let by_token = match self.architecture.attends_by_operators(&machine.plan) {
-            true => machine.by_token(attended, shape.heads),
-            false => Variable { tensor: machine.retain(attended.tensor), ..attended },
+        let by_token = match self.architecture.kernel(&machine.plan) {
+            None => machine.by_token(attended, shape.heads),
+            Some(_) => Variable { tensor: machine.retain(attended.tensor), ..attended },
         };
         let projected = machine.linear(by_token, weights.projection, Category::Temporary);
         if self.architecture.is_rotary {
@@ -471,17 +473,21 @@ impl Transformer {
     fn heads_of(&self, machine: &mut TensorMachine, joined: Variable, shape: &AttentionShape) -> [Variable; 3] {
         let parts = machine.attention_bytes(&AttentionShape { number: joined.number, ..*shape });
         let [query, key, value] = machine.split_in_parts(joined, parts);
-        let is_math = self.architecture.attends_by_operators(&machine.plan);
+        let is_math = self.architecture.kernel(&machine.plan).is_none();
         let (is_rotary, is_shared) = (self.architecture.is_rotary, shape.key_value_heads < shape.heads);
-        let mut by_head = |heads: Variable, count: u32, is_by_head: bool| match is_by_head && count > 1 {
-            true if machine.graph.length > 1 => machine.reordered(heads),
+        // These kernels make gradients in the order of their inputs, and what comes from the host is in the order of heads.
+        let follows_inputs =
+            !is_math && self.architecture.kernel(&machine.plan) != Some(AttentionKernel::MemoryEfficient);
+        let is_restored = follows_inputs && machine.saving == SavingMode::ToHost;
+        let mut by_head = |heads: Variable, count: u32, is_by_head: bool| match is_by_head {
+            true if machine.is_reordered(count) => machine.reordered(heads),
             _ => heads,
         };
         [
-            by_head(query, shape.heads, is_rotary || is_math),
+            by_head(query, shape.heads, is_rotary || is_math || is_restored),
             // The product with all keys makes their gradient column by column, of which the heads are a view.
-            by_head(key, shape.key_value_heads, is_rotary || (is_math && is_shared)),
-            by_head(value, shape.key_value_heads, is_math),
+            by_head(key, shape.key_value_heads, is_rotary || (is_math && is_shared) || is_restored),
+            by_head(value, shape.key_value_heads, is_math || is_restored),
         ]
     }
 
@@ -504,10 +510,9 @@ impl Transformer {
         let key = machine.cast_for_product(key);
         let query = machine.cast_for_product(query);
         let narrow = [query, key, value];
-        let attended = match self.architecture.attention {
-            _ if self.architecture.attends_by_operators(&machine.plan) => machine.math_attention(narrow, shape, drops),
-            AttentionChoice::Kernel(kernel) => machine.kernel_attention(narrow, shape, kernel, drops),
-            _ => machine.kernel_attention(narrow, shape, AttentionKernel::of(shape.number, false), drops),
+        let attended = match self.architecture.kernel(&machine.plan) {
+            None => machine.math_attention(narrow, shape, drops),
+            Some(kernel) => machine.kernel_attention(narrow, shape, kernel, drops),
         };
         for (cast, input) in narrow.into_iter().zip(inputs) {
             if cast.tensor != input.tensor {
@@ -755,6 +760,76 @@ mod tests {
         }
     }
 
+    fn with_settings(settings: &[(&str, &str)]) -> Recipe {
+        settings.iter().fold(small("", 2), |recipe, (name, value)| recipe.with(name, value))
+    }
+
+    /// Weights by hand: four blocks 256 wide, 5,000 tokens, 256 positions.
+    #[test]
+    fn settings_change_the_weights() {
+        let count = |settings: &[(&str, &str)]| with_settings(settings).weight_count().unwrap().unwrap();
+        let reference = 2 * 5000 * 256 + 256 * 256 + 4 * (12 * 256 * 256 + 13 * 256) + 2 * 256;
+        assert_eq!(count(&[]), reference);
+        assert_eq!(count(&[("tied", "yes")]), reference - 5000 * 256);
+        assert_eq!(count(&[("vocab_multiple", "64")]), reference + 2 * 56 * 256);
+        assert_eq!(count(&[("rotary", "yes")]), reference - 256 * 256);
+        assert_eq!(count(&[("norm", "rms")]), reference - 9 * 256);
+        assert_eq!(count(&[("bias", "no")]), reference - 9 * 256 - 4 * 9 * 256);
+        assert_eq!(count(&[("kv_heads", "1")]), reference - 4 * 2 * 3 * 64 * (256 + 1));
+        assert_eq!(count(&[("ffn", "512")]), reference - 4 * 512 * (2 * 256 + 1));
+        assert_eq!(count(&[("gated", "yes")]), reference + 4 * 1024 * (256 + 1));
+    }
+
+    #[test]
+    fn settings_change_memory() {
+        let peak = |settings: &[(&str, &str)]| check(&with_settings(settings).workload().unwrap()).unwrap().peak.bytes;
+        for (name, less, more) in [
+            ("activation", "relu", "gelu"),
+            ("gated", "no", "yes"),
+            ("dropout", "no", "yes"),
+            ("attention", "auto", "math"),
+            ("ffn", "512", "1024"),
+            ("tied", "yes", "no"),
+            ("norm", "rms", "layer"),
+        ] {
+            assert!(peak(&[(name, less)]) < peak(&[(name, more)]), "{name}");
+        }
+        for (name, value) in [("activation", "silu"), ("activation", "gelu_tanh")] {
+            assert_eq!(peak(&[(name, value)]), peak(&[("activation", "gelu")]), "{value}");
+        }
+        assert_eq!(peak(&[("causal", "no")]), peak(&[]));
+        assert_eq!(peak(&[("attention", "efficient")]), peak(&[]));
+    }
+
+    #[test]
+    fn settings_that_do_not_fit_are_refused() {
+        for (settings, reason) in [
+            (vec![("kv_heads", "3")], "3 kv_heads do not divide 4 heads"),
+            (
+                vec![("attention", "flash")],
+                "this kernel of attention takes 16 bits only: set amp, fp16 or bf16_model, or attention=efficient or math",
+            ),
+            (
+                vec![("attention", "efficient"), ("kv_heads", "2")],
+                "attention=efficient does not take heads that share keys and values (kv_heads)",
+            ),
+            (vec![("heads", "256"), ("rotary", "yes")], "heads of 1 numbers cannot be rotated in pairs"),
+            (vec![("activation", "gelu"), ("techniques", "inplace")], "'inplace' needs activation=relu"),
+            (vec![("tied", "yes"), ("techniques", "chunked_loss")], "'chunked_loss' is not modelled for a tied head"),
+            (
+                vec![("kv_heads", "1"), ("techniques", "tensor_parallel:2")],
+                "2 ranks of tensor_parallel do not divide 1 kv_heads",
+            ),
+            (
+                vec![("gated", "yes"), ("experts", "4")],
+                "experts are ReLU MLPs four times as wide, with biases: activation, gated, ffn, bias and dropout do not apply",
+            ),
+        ] {
+            let error = with_settings(&settings).workload().err().unwrap().to_string();
+            assert!(error.ends_with(reason), "{settings:?}: {error}");
+        }
+    }
+
     #[test]
     fn techniques_leave_their_operations() {
         let count = |techniques, kind| summary(techniques).count(kind);
@@ -870,6 +945,37 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// Any settings are refused with a reason, or give a consistent trace whose later steps keep the same memory.
+        #[test]
+        fn any_settings_are_refused_or_train(
+            settings in prop::sample::subsequence(vec![
+                ("norm", "rms"), ("activation", "silu"), ("gated", "yes"), ("ffn", "600"), ("kv_heads", "2"),
+                ("rotary", "yes"), ("tied", "yes"), ("bias", "no"), ("dropout", "yes"), ("vocab_multiple", "64"),
+                ("causal", "no"), ("lengths", "64,256"), ("validate_every", "1"),
+            ], 0..8),
+            attention in prop::sample::select(vec!["auto", "math", "flash", "efficient", "cudnn"]),
+            techniques in prop::sample::select(vec![
+                "", "amp", "fp16", "bf16_model", "bf16_master,ckpt", "amp,ckpt", "ckpt2", "amp,accum2", "amp,offload",
+                "offload_params", "lora", "amp,lora", "amp,tensor_parallel:2", "pipeline:2", "zero3:2", "chunked_loss",
+                "amp,ddp", "inplace",
+            ]),
+        ) {
+            let recipe = with_settings(&settings).with("attention", attention).with("techniques", techniques);
+            match recipe.clone().workload() {
+                Err(error) => {
+                    let words = ["takes 16 bits only", "does not take heads", "not modelled", "needs activation"];
+                    let reason = error.to_string();
+                    prop_assert!(words.iter().any(|word| reason.contains(word)), "{settings:?} {techniques}: {reason}");
+                }
+                Ok(short) => {
+                    let long = recipe.with("steps", "4").workload().unwrap();
+                    let (short, long) = (check(&short).unwrap(), check(&long).unwrap());
+                    prop_assert_eq!(short.live_bytes, long.live_bytes, "{:?} {}", settings, techniques);
+                    prop_assert_eq!(short.peak.bytes, long.peak.bytes, "{:?} {}", settings, techniques);
+                }
+            }
+        }
 
         /// Any combination is refused with a reason, or gives a consistent trace whose later steps keep the same memory.
         #[test]
