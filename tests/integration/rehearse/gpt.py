@@ -2,12 +2,13 @@
 
 import argparse
 import contextlib
+from functools import partial
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 SIZES = ("layers", "width", "heads", "vocab", "context", "batch", "steps")
 CHOICES = {
@@ -53,6 +54,19 @@ ACTIVATIONS = {
     "silu": F.silu,
 }
 activation = ACTIVATIONS[options.activation]
+# What a selective checkpoint keeps.
+aten = torch.ops.aten
+KEPT = [
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+]
+checkpoint_options = {"use_reentrant": False}
+if "ckpt_selective" in techniques:
+    checkpoint_options["context_fn"] = partial(create_selective_checkpoint_contexts, KEPT)
 
 
 def norm() -> nn.Module:
@@ -148,8 +162,8 @@ class Gpt(nn.Module):
             rotation = None
             x = self.drop(self.tokens(ids) + self.positions(torch.arange(length, device=ids.device)))
         for block in self.blocks:
-            if "ckpt" in techniques:
-                x = checkpoint(block, x, rotation, use_reentrant=False)
+            if techniques & {"ckpt", "ckpt_selective"}:
+                x = checkpoint(block, x, rotation, **checkpoint_options)
             else:
                 x = block(x, rotation)
         logits = self.head(self.norm(x))
