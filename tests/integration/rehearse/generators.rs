@@ -8,16 +8,33 @@ use oomph::{base::NoProgress, models::Recipe, trace};
 use super::truth::rehearsed;
 use crate::allocator_actions::{actions, assert_equal_actions, with_sorted_frees};
 
-/// Layers, width, heads, vocabulary, context and batch, and the techniques.
-const PROGRAMS: [([u32; 6], &str); 8] = [
-    ([3, 192, 3, 1000, 200, 4], ""),
-    ([2, 320, 5, 3001, 96, 12], "sgd"),
-    ([4, 256, 4, 777, 130, 8], "ckpt"),
-    ([2, 512, 4, 5000, 256, 4], "accum4"),
-    ([3, 128, 2, 2048, 64, 16], "zero_fill,inplace"),
-    ([2, 384, 6, 1500, 333, 2], "offload"),
-    ([3, 256, 2, 900, 512, 3], "amp"),
-    ([5, 192, 3, 4096, 100, 6], "amp,ckpt,empty_cache"),
+/// Layers, width, heads, vocabulary, context and batch; the settings; the techniques.
+const PROGRAMS: [([u32; 6], &str, &str); 24] = [
+    ([3, 192, 3, 1000, 200, 4], "", ""),
+    ([2, 320, 5, 3001, 96, 12], "", "sgd"),
+    ([4, 256, 4, 777, 130, 8], "", "ckpt"),
+    ([2, 512, 4, 5000, 256, 4], "", "accum4"),
+    ([3, 128, 2, 2048, 64, 16], "", "zero_fill,inplace"),
+    ([2, 384, 6, 1500, 333, 2], "", "offload"),
+    ([3, 256, 2, 900, 512, 3], "", "amp"),
+    ([5, 192, 3, 4096, 100, 6], "", "amp,ckpt,empty_cache"),
+    // Many tokens: the gradients of norms and tables are made in parts.
+    ([1, 64, 2, 300, 1000, 70], "norm=rms", ""),
+    ([1, 64, 2, 300, 1000, 70], "", "bf16_model"),
+    ([3, 192, 6, 1001, 130, 3], "kv_heads=2 rotary=yes norm=rms activation=silu gated=yes ffn=520 bias=no", "amp,ckpt"),
+    ([2, 192, 6, 1000, 130, 3], "kv_heads=2 tied=yes vocab_multiple=64", ""),
+    ([2, 240, 3, 503, 77, 5], "rotary=yes activation=gelu tied=yes", "bf16_model"),
+    ([2, 256, 4, 900, 210, 4], "dropout=yes activation=gelu_tanh bias=no", "amp,accum4"),
+    ([2, 192, 3, 1000, 200, 4], "attention=math dropout=yes causal=no", "amp,ckpt"),
+    ([2, 192, 3, 1000, 201, 1], "attention=math rotary=yes", "bf16_model"),
+    ([2, 192, 6, 700, 150, 3], "attention=math kv_heads=3 norm=rms", "offload"),
+    ([2, 480, 3, 600, 301, 2], "attention=flash kv_heads=1 activation=silu gated=yes", "bf16_model,ckpt"),
+    ([1, 192, 3, 600, 1100, 1], "attention=flash", "amp,offload"),
+    ([2, 160, 4, 600, 90, 4], "attention=flash dropout=yes rotary=yes tied=yes", "amp"),
+    ([2, 160, 2, 600, 309, 3], "attention=efficient dropout=yes norm=rms", "bf16_model"),
+    ([2, 320, 2, 600, 111, 3], "attention=efficient gated=yes ffn=333", "amp"),
+    ([2, 96, 1, 600, 253, 3], "attention=cudnn rotary=yes bias=no gated=yes", "amp,offload"),
+    ([2, 192, 3, 1000, 200, 4], "bias=no gated=yes", "amp,ckpt,inplace"),
 ];
 const NAMES: [&str; 6] = ["layers", "width", "heads", "vocab", "context", "batch"];
 const STEPS: &str = "3";
@@ -26,18 +43,19 @@ const STEPS: &str = "3";
 fn the_transformer_generator_requests_what_pytorch_does() {
     let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/integration/rehearse/gpt.py");
     let mut failures = Vec::new();
-    for (sizes, techniques) in PROGRAMS {
-        let sizes = sizes.map(|size| size.to_string());
-        let sizes_given: Vec<String> =
-            NAMES.iter().zip(&sizes).map(|(name, size)| format!("--{name}={size}")).collect();
+    for (sizes, settings, techniques) in PROGRAMS {
+        let sizes = NAMES.iter().zip(sizes).map(|(name, size)| (*name, size.to_string()));
+        let chosen = settings.split_whitespace().map(|setting| setting.split_once('=').unwrap());
+        let all: Vec<(&str, String)> = sizes.chain(chosen.map(|(name, value)| (name, value.to_owned()))).collect();
+        let given: Vec<String> = all.iter().map(|(name, value)| format!("--{name}={value}")).collect();
         let mut words = vec!["python3", program.to_str().unwrap(), "--steps", STEPS, "--techniques", techniques];
-        words.extend(sizes_given.iter().map(String::as_str));
+        words.extend(given.iter().map(String::as_str));
         let Some(folder) = rehearsed(&words) else { return };
         let real = actions(&*trace::open(folder.path().join("out/rank-0.pickle"), &NoProgress).unwrap());
         let recipe = Recipe::named("reference-gpt-163m").unwrap().with("steps", STEPS).with("techniques", techniques);
-        let recipe = NAMES.iter().zip(&sizes).fold(recipe, |recipe, (name, size)| recipe.with(name, size));
+        let recipe = all.iter().fold(recipe, |recipe, (name, value)| recipe.with(name, value));
         let ours = actions(&recipe.workload().unwrap());
-        let name = format!("{} {techniques}", sizes.join(" x "));
+        let name = format!("{} {techniques}", given.join(" "));
         let (real, ours) = (with_sorted_frees(real), with_sorted_frees(ours));
         if let Err(panic) = std::panic::catch_unwind(|| assert_equal_actions(&name, &real, &ours)) {
             failures.push(panic.downcast_ref::<String>().cloned().unwrap());
