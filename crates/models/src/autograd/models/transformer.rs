@@ -238,9 +238,12 @@ impl Architecture {
 
     fn check(&self, plan: &TrainingPlan) -> Result<(), String> {
         let (heads, ranks) = (plan.shape.heads, plan.techniques.tensor_ranks);
+        self.check_attention(plan)?;
         if *self == Architecture::reference(plan) {
             return Ok(());
         }
+        // Compared with the reference model only.
+        plan.refuse_fully_shard()?;
         if !heads.is_multiple_of(self.key_value_heads) {
             return Err(format!("{} kv_heads do not divide {heads} heads", self.key_value_heads));
         }
@@ -252,7 +255,6 @@ impl Architecture {
         if self.is_rotary && !plan.shape.head_width().is_multiple_of(2) {
             return Err(format!("heads of {} numbers cannot be rotated in pairs", plan.shape.head_width()));
         }
-        self.check_attention(plan)?;
         self.check_techniques(plan)
     }
 
@@ -813,7 +815,15 @@ mod tests {
                 vec![("attention", "efficient"), ("kv_heads", "2")],
                 "attention=efficient does not take heads that share keys and values (kv_heads)",
             ),
-            (vec![("heads", "256"), ("rotary", "yes")], "heads of 1 numbers cannot be rotated in pairs"),
+            (
+                vec![("heads", "256"), ("rotary", "yes"), ("attention", "math")],
+                "heads of 1 numbers cannot be rotated in pairs",
+            ),
+            (
+                vec![("heads", "128")],
+                "heads of 2 numbers are not modelled: not a multiple of 4; `oomph rehearse` runs the model's own code",
+            ),
+            (vec![("tied", "yes"), ("techniques", "fsdp:4")], "technique 'fsdp' is not modelled for this model yet"),
             (vec![("activation", "gelu"), ("techniques", "inplace")], "'inplace' needs activation=relu"),
             (vec![("tied", "yes"), ("techniques", "chunked_loss")], "'chunked_loss' is not modelled for a tied head"),
             (
