@@ -47,6 +47,10 @@ pub struct Args {
     /// seconds.
     #[arg(long)]
     pack: bool,
+    /// The most steps of that computation, about three nanoseconds each. More steps can give a lower
+    /// layout; the same number gives the same layout on every machine.
+    #[arg(long, value_name = "STEPS", requires = "pack", default_value_t = PackingBudget::THOROUGH.steps)]
+    pack_steps: u64,
     #[command(flatten)]
     moment: MomentOptions,
     /// Output format.
@@ -54,6 +58,12 @@ pub struct Args {
     format: Format,
     #[command(flatten)]
     export: JsonExport,
+}
+
+impl Args {
+    fn pack_within(&self) -> Option<PackingBudget> {
+        self.pack.then_some(PackingBudget::of_steps(self.pack_steps))
+    }
 }
 
 const EXAMPLES: &str = "\
@@ -64,6 +74,7 @@ Examples:
   oomph inspect run.pickle --by site --top 20       call sites that request memory
   oomph inspect reference-gpt-163m --by tag --at step:1 --format json
   oomph inspect training --set batch=16 --pack      the least memory, with full knowledge of lifetimes
+  oomph inspect buffers.csv --pack --pack-steps 20000000000
   oomph inspect snapshots/                          all ranks of a distributed program: a folder, or 'run-*.pickle'
 
 The bound is the peak of live bytes: no allocator needs less. --pack computes a layout of all blocks in one address range,
@@ -122,7 +133,7 @@ fn inspect(args: &Args, options: &SourceOptions, progress: &dyn Progress) -> Res
     };
     let once = |stage: &str| ProgressSource::stage(&*source, progress, stage, 1);
     let summary = trace::check(&once("checking")).map_err(CommandError::usage)?;
-    let needs = TraceNeeds::of(&*source, args.pack, progress)?;
+    let needs = TraceNeeds::of(&*source, args.pack_within(), progress)?;
     let asked = args.moment.is_asked();
     let moment = if asked { Some(args.moment.facts(&*source, program.as_ref(), progress)?) } else { None };
     Ok(InspectedSource { source: source.name().to_owned(), summary, needs, recording, moment })
@@ -234,19 +245,26 @@ struct PackedLayout {
 
 impl TraceNeeds {
     /// Reads the source once, and once more for a layout.
-    fn of(source: &dyn Source, with_packing: bool, progress: &dyn Progress) -> Result<TraceNeeds, CommandError> {
+    fn of(
+        source: &dyn Source,
+        pack_within: Option<PackingBudget>,
+        progress: &dyn Progress,
+    ) -> Result<TraceNeeds, CommandError> {
         let once = |stage: &str| ProgressSource::stage(source, progress, stage, 1);
         let bound = MemoryBound::of(&once("computing the bound"), GRAIN).map_err(CommandError::usage)?;
-        let packing = if with_packing { Some(packed(&once("collecting blocks"), progress)?) } else { None };
+        let packing = match pack_within {
+            Some(budget) => Some(packed(&once("collecting blocks"), budget, progress)?),
+            None => None,
+        };
         Ok(TraceNeeds { bound, packing })
     }
 }
 
-fn packed(source: &dyn Source, progress: &dyn Progress) -> Result<PackedLayout, CommandError> {
+fn packed(source: &dyn Source, budget: PackingBudget, progress: &dyn Progress) -> Result<PackedLayout, CommandError> {
     let lifetimes = Lifetimes::read(source, GRAIN).map_err(CommandError::usage)?;
     progress.begin_stage("packing blocks", 0);
     let began = Instant::now();
-    let packing = pack(&lifetimes, PackingBudget::THOROUGH);
+    let packing = pack(&lifetimes, budget);
     let wall_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
     Ok(PackedLayout {
         packed_bytes: packing.height_bytes,

@@ -51,6 +51,38 @@ fn recordings_pack_within_two_percent() {
     });
 }
 
+/// The challenging instances of MiniMalloc (<https://github.com/google/minimalloc>, Apache-2.0) fit into 1 MiB. For all
+/// but D and J the bound is reached, so no layout is lower. The budget is that of `inspect --pack`.
+#[test]
+#[ignore = "needs the folder with MiniMalloc's instances A.1048576.csv to K.1048576.csv in OOMPH_MINIMALLOC"]
+fn minimalloc_instances_are_solved() {
+    let folder = PathBuf::from(std::env::var_os("OOMPH_MINIMALLOC").expect("OOMPH_MINIMALLOC names a folder"));
+    for name in "ABCDEFGHIJK".chars() {
+        let path = folder.join(format!("{name}.1048576.csv")).to_str().unwrap().to_owned();
+        let source = SourceSpec { name: path, seed: 1, ..SourceSpec::default() }.open(&NoProgress).unwrap();
+        let lifetimes = Lifetimes::read(&*source, GRAIN).unwrap();
+        let packing = pack(&lifetimes, PackingBudget::THOROUGH);
+        packing.check(&lifetimes).unwrap();
+        assert!(packing.height_bytes <= 1 << 20, "{name}: {} bytes by {}", packing.height_bytes, packing.method);
+        assert!(packing.is_optimal() || "DJ".contains(name), "{name}: {} bytes", packing.height_bytes);
+    }
+}
+
+#[test]
+fn a_longer_search_is_asked_for_in_steps() {
+    let folder = TempDir::new().unwrap();
+    // At most 3 KiB are live, but every layout has 3.5 KiB.
+    let lives = [(0, 1, 3), (0, 2, 3), (1, 3, 1), (1, 4, 1), (2, 4, 2), (3, 6, 3), (4, 7, 3)];
+    let rows = lives.iter().enumerate().map(|(id, (from, to, size))| format!("{id},{from},{to},{}\n", size * 512));
+    fs::write(folder.path().join("seven.csv"), "id,lower,upper,size\n".to_owned() + &rows.collect::<String>()).unwrap();
+    let with = |steps: &str| run(&folder, &["inspect", "seven.csv", "--pack", "--pack-steps", steps], 0).0;
+    assert!(with("1").contains("no layout can be below 3.00 KiB"), "{}", with("1"));
+    assert!(with("1000000").contains("packed       3.50 KiB"), "{}", with("1000000"));
+    assert!(with("1000000").contains("no layout is lower"), "{}", with("1000000"));
+    let (_, refused) = run(&folder, &["inspect", "seven.csv", "--pack-steps", "1"], 2);
+    assert!(refused.contains("--pack"), "{refused}");
+}
+
 #[test]
 fn inspect_prints_bound_and_packing() {
     let folder = TempDir::new().unwrap();

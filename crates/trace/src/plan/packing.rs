@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::{
     Lifetimes,
-    exact::{self, SearchOutcome},
+    exact::{self, ExactSearcher, SearchOutcome},
 };
 use oomph_base::packing::{
     BlockLifetime, BlockPlacer, GapChoice, PackingBudget, PlacementOrder, PlacementOutcome, find_gap, peak_live_bytes,
@@ -250,24 +250,30 @@ impl GroupPacking {
         }
     }
 
-    /// Bisects between the proven limit and the height reached.
+    /// Searches at the bound, then bisects between the highest ceiling without a layout and the height reached.
     fn by_search(&mut self) {
+        if self.is_low_enough() {
+            return;
+        }
         let grain = self.blocks.iter().fold(0, |grain, block| greatest_common_divisor(grain, block.bytes)).max(1);
-        let mut ceiling = self.enough;
-        while !self.is_low_enough() {
+        let kept = self.budget.portion(1, KEPT_FROM_SEARCH).steps;
+        let mut searcher = ExactSearcher::new(&self.blocks);
+        let (mut ceiling, mut missed) = (self.enough, self.enough);
+        while !self.is_low_enough() && ceiling < self.height && self.budget.steps > kept {
             let mut share = self.budget.portion(1, 2);
             let before = share.steps;
-            let found = search_in_turns(&self.blocks, ceiling, &mut share);
+            let found = search_in_turns(&mut searcher, &self.blocks, ceiling, &mut share);
             self.budget.spend(before - share.steps);
             match found {
                 SearchOutcome::Found(offsets) => self.take(offsets, PackingMethod::ExactSearch),
                 SearchOutcome::Nothing => {
+                    missed = ceiling;
                     self.proven = ceiling / grain * grain + grain;
                     self.enough = self.enough.max(self.proven);
                 }
-                SearchOutcome::Spent => break,
+                SearchOutcome::Spent => missed = ceiling,
             }
-            ceiling = self.proven + (self.height - self.proven) / 2 / grain * grain;
+            ceiling = missed + ((self.height - missed) / 2 / grain).max(1) * grain;
         }
     }
 
@@ -291,24 +297,55 @@ impl GroupPacking {
     }
 }
 
-/// Searches with several orders in turn, with a growing budget: one order may succeed at once where another does not end.
-fn search_in_turns(blocks: &[BlockLifetime], ceiling: u64, budget: &mut PackingBudget) -> SearchOutcome {
+/// Local search gets at least this part of the budget.
+const KEPT_FROM_SEARCH: usize = 16;
+/// The first searches may look at all blocks this often.
+const PASSES: u64 = 1000;
+
+/// Searches with several orders in turn, each with a limit of its own: one order may succeed at once where another does
+/// not end. After the first turn, the orders are changed a little.
+fn search_in_turns(
+    searcher: &mut ExactSearcher,
+    blocks: &[BlockLifetime],
+    ceiling: u64,
+    budget: &mut PackingBudget,
+) -> SearchOutcome {
     const TURNS: [PlacementOrder; 4] =
         [PlacementOrder::Area, PlacementOrder::Crowd, PlacementOrder::CrowdLifetime, PlacementOrder::Lifetime];
-    let mut patience = 1_000_000;
+    let mut dice = ChaCha8Rng::seed_from_u64(SEED);
+    let orders = TURNS.map(|order| order.of(blocks));
+    let patience = PASSES * searcher.steps_of_a_pass();
+    let mut turn = 0;
     while budget.steps > 0 {
-        for order in TURNS {
-            let mut share = PackingBudget::of_steps(budget.steps.min(patience));
+        turn += 1;
+        for order in &orders {
+            let changed = if turn == 1 { order.clone() } else { nearly(order, &mut dice) };
+            let mut share = PackingBudget::of_steps(budget.steps.min(patience.saturating_mul(restart_length(turn))));
             let before = share.steps;
-            let found = exact::search(blocks, &order.of(blocks), ceiling, &mut share);
+            let found = searcher.search(&changed, ceiling, &mut share);
             budget.spend(before - share.steps);
             if found != SearchOutcome::Spent {
                 return found;
             }
         }
-        patience *= 4;
     }
     SearchOutcome::Spent
+}
+
+/// The same order, except that no block passes another that is more than a seventh of the list behind it.
+fn nearly(order: &[u32], dice: &mut ChaCha8Rng) -> Vec<u32> {
+    let reach = order.len() as u64 / 7 + 1;
+    let mut keyed: Vec<(u64, u32)> =
+        order.iter().enumerate().map(|(place, &block)| (place as u64 + dice.next_u64() % reach, block)).collect();
+    keyed.sort_by_key(|(key, _)| *key);
+    keyed.into_iter().map(|(_, block)| block).collect()
+}
+
+/// The sequence 1 1 2 1 1 2 4 1 1 2 1 1 2 4 8 ..., from turn 1: of restarts whose best length is unknown, it wastes
+/// little at any length (Luby, Sinclair and Zuckerman, 1993).
+fn restart_length(turn: u64) -> u64 {
+    let above = (turn + 1).next_power_of_two();
+    if above == turn + 1 { above / 2 } else { restart_length(turn + 1 - above / 2) }
 }
 
 fn greatest_common_divisor(a: u64, b: u64) -> u64 {
@@ -512,8 +549,47 @@ mod pack_tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::plan::exact::tests::cut_rectangle;
+    use crate::plan::{exact::tests::cut_rectangle, told_by};
     use crate::{Trace, arbitrary::traces};
+
+    #[test]
+    fn restarts_double_rarely() {
+        let lengths: Vec<u64> = (1..=15).map(restart_length).collect();
+        assert_eq!(lengths, [1, 1, 2, 1, 1, 2, 4, 1, 1, 2, 1, 1, 2, 4, 8]);
+    }
+
+    #[test]
+    fn changed_orders_are_nearly_the_same() {
+        let order: Vec<u32> = (0..70).rev().collect();
+        let changed = nearly(&order, &mut ChaCha8Rng::seed_from_u64(1));
+        assert_ne!(changed, order);
+        let mut moves: Vec<(u32, u64)> = changed
+            .iter()
+            .enumerate()
+            .map(|(place, &block)| (block, (69 - u64::from(block)).abs_diff(place as u64)))
+            .collect();
+        moves.sort_unstable();
+        assert!(moves.iter().all(|&(_, far)| far <= 10), "{moves:?}");
+        assert!(moves.iter().map(|&(block, _)| block).eq(0..70));
+    }
+
+    #[test]
+    fn a_lowest_layout_above_the_bound_is_proven() {
+        // At most 6 bytes are live, but every layout has 7.
+        let lives = [(0, 1, 3), (0, 2, 3), (1, 3, 1), (1, 4, 1), (2, 4, 2), (3, 6, 3), (4, 7, 3)];
+        let puzzle = told_by(lives.map(|(begin, end, bytes)| BlockLifetime { begin, end, bytes }).to_vec());
+        let packing = pack(&puzzle, PackingBudget::QUICK);
+        assert_eq!((packing.bound_bytes, packing.proven_bytes, packing.height_bytes), (6, 7, 7));
+    }
+
+    #[test]
+    fn large_puzzles_are_solved_optimally() {
+        for (seed, pieces) in [(1, 100), (2, 150), (3, 200)] {
+            let puzzle = cut_rectangle(seed, pieces, 1 << 20);
+            let packing = pack(&puzzle, PackingBudget::QUICK);
+            assert_eq!(packing.height_bytes, 1 << 20, "seed {seed}, {pieces} pieces: {}", packing.method);
+        }
+    }
 
     #[test]
     fn small_puzzles_are_solved_optimally() {
