@@ -208,12 +208,19 @@ impl TensorMachine {
 
     /// Releases restored tensors, the last first. A second call does nothing.
     pub(crate) fn release_unpacked(&mut self, unpacked: &mut UnpackedTensors) {
-        for place in (0..MOST_SAVED).rev() {
-            if std::mem::take(&mut unpacked.is_copy[place])
-                && let Some(tensor) = unpacked.tensors[place]
-            {
-                self.release(tensor);
-            }
+        (0..MOST_SAVED).rev().for_each(|place| self.release_unpacked_at(unpacked, place));
+    }
+
+    /// The same for a node that is written in Python: the variables of its function are released in their order.
+    pub(crate) fn release_python_variables(&mut self, unpacked: &mut UnpackedTensors) {
+        (0..MOST_SAVED).for_each(|place| self.release_unpacked_at(unpacked, place));
+    }
+
+    fn release_unpacked_at(&mut self, unpacked: &mut UnpackedTensors, place: usize) {
+        if std::mem::take(&mut unpacked.is_copy[place])
+            && let Some(tensor) = unpacked.tensors[place]
+        {
+            self.release(tensor);
         }
     }
 

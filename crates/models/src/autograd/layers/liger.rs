@@ -41,7 +41,12 @@ impl TensorMachine {
 
     /// The gradient of the rows is written over the incoming one. That of the scale is summed in two steps: in every
     /// multiprocessor, then over them.
-    pub(crate) fn liger_norm_backward(&mut self, saved: &UnpackedTensors, columns: u64, incoming: Tensor) -> Gradients {
+    pub(crate) fn liger_norm_backward(
+        &mut self,
+        saved: &mut UnpackedTensors,
+        columns: u64,
+        incoming: Tensor,
+    ) -> Gradients {
         let bytes = self.bytes(incoming);
         let mut gradients = [None; MOST_EDGES];
         let to_scale = saved.edges[1];
@@ -68,6 +73,7 @@ impl TensorMachine {
             gradients[0] = Some(self.retain(incoming));
             self.becomes_view(incoming);
         }
+        self.release_python_variables(saved);
         gradients
     }
 
