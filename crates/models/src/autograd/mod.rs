@@ -9,8 +9,8 @@
 //! From low to high: `graph` (types), `machine`, `saving` and `backward` (autograd), `weights` and `optimizer`, `layers`
 //! (operators), `models` (architectures), `trainer` (what a training program does), `faults` (programs that do it wrong).
 //! A new operator is a method in `layers` and a variant of [`graph::GraphOperation`]; a new architecture implements
-//! [`machine::ModelArchitecture`] in `models`; a new technique is a word in `techniques`,
-//! its effect in `numerics` and the code that reads it.
+//! [`machine::ModelArchitecture`] in `models`; a new technique is a word in `techniques`
+//! with its effect on the numbers, and the code that reads it.
 
 mod backward;
 mod faults;
@@ -26,7 +26,6 @@ mod models {
     pub(crate) mod serving;
     pub(crate) mod transformer;
 }
-mod numerics;
 mod optimizer;
 mod plan;
 #[cfg(test)]
@@ -45,6 +44,5 @@ pub(crate) use models::{
     serving::SERVING,
     transformer::TRANSFORMER,
 };
-pub use numerics::NumericEffect;
-pub use techniques::OPTIMIZER_WORDS;
+pub use techniques::{NumericEffect, OPTIMIZER_WORDS};
 pub(crate) use techniques::{TECHNIQUES, TechniqueWords};
