@@ -238,7 +238,9 @@ impl Architecture {
 
     fn check(&self, plan: &TrainingPlan) -> Result<(), String> {
         let (heads, ranks) = (plan.shape.heads, plan.techniques.tensor_ranks);
-        self.check_attention(plan)?;
+        if self.kernel(plan).is_some() {
+            plan.refuse_padded_heads(plan.shape.head_width())?;
+        }
         if *self == Architecture::reference(plan) {
             return Ok(());
         }
@@ -255,6 +257,7 @@ impl Architecture {
         if self.is_rotary && !plan.shape.head_width().is_multiple_of(2) {
             return Err(format!("heads of {} numbers cannot be rotated in pairs", plan.shape.head_width()));
         }
+        self.check_attention(plan)?;
         self.check_techniques(plan)
     }
 
@@ -282,7 +285,7 @@ impl Architecture {
         if head_width > WIDEST_HEAD {
             return Err(format!("heads of {head_width} numbers are not modelled: more than {WIDEST_HEAD}"));
         }
-        plan.refuse_padded_heads(head_width)
+        Ok(())
     }
 
     /// Refuses techniques whose memory is not known with these settings.
