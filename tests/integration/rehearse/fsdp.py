@@ -7,7 +7,7 @@ import os
 import torch
 import torch.distributed
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 SIZES = ("layers", "width", "heads", "vocab", "context", "batch", "steps")
@@ -77,9 +77,10 @@ if "bf16_model" in techniques:
 policy = MixedPrecisionPolicy()
 if "bf16_master" in techniques:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+offload = CPUOffloadPolicy() if "offload_params" in techniques else OffloadPolicy()
 for block in model.blocks:
-    fully_shard(block, mp_policy=policy)
-fully_shard(model, mp_policy=policy)
+    fully_shard(block, mp_policy=policy, offload_policy=offload)
+fully_shard(model, mp_policy=policy, offload_policy=offload)
 foreach = False if "foreach_off" in techniques else None
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=foreach)
 parts = 4 if "accum4" in techniques else 1

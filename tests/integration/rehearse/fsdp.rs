@@ -9,7 +9,7 @@ use crate::allocator_actions::{actions, assert_equal_actions, with_sorted_frees}
 
 /// Ranks; layers, width, heads, vocabulary, context and batch; the techniques besides `fsdp`. Most sizes cannot be divided
 /// evenly.
-const PROGRAMS: [(u32, [u32; 6], &str); 7] = [
+const PROGRAMS: [(u32, [u32; 6], &str); 9] = [
     (2, [3, 192, 3, 1000, 200, 4], ""),
     (4, [3, 192, 3, 1001, 203, 4], ""),
     (4, [4, 256, 4, 777, 130, 8], "bf16_master,ckpt"),
@@ -17,6 +17,8 @@ const PROGRAMS: [(u32, [u32; 6], &str); 7] = [
     (2, [3, 256, 4, 777, 130, 8], "bf16_model"),
     (4, [5, 192, 3, 4097, 100, 6], "amp,ckpt,empty_cache"),
     (3, [2, 320, 5, 3001, 96, 12], "foreach_off,zero_fill"),
+    (4, [4, 256, 4, 777, 130, 8], "offload_params,bf16_master,ckpt"),
+    (3, [3, 200, 5, 1001, 77, 4], "offload_params,accum4"),
 ];
 const NAMES: [&str; 6] = ["layers", "width", "heads", "vocab", "context", "batch"];
 const STEPS: &str = "3";

@@ -23,7 +23,7 @@ impl TensorMachine {
         let updated: Vec<WeightId> = model
             .update_order()
             .into_iter()
-            .filter(|&id| self.weights[id as usize].resident_gradient().is_some())
+            .filter(|&id| self.offloads_shards() || self.weights[id as usize].resident_gradient().is_some())
             .collect();
         if self.plan.techniques.offload_optimizer {
             self.update_on_host(&updated);
@@ -194,11 +194,12 @@ impl TensorMachine {
     fn update_on_host(&mut self, updated: &[WeightId]) {
         for &id in updated {
             if !std::mem::replace(&mut self.weights[id as usize].has_state, true) {
-                // Two means and a single-precision copy of the weight.
+                // Two means and a single-precision copy of the weight, which FSDP's parts are themselves.
                 let bytes = self.shard_elements(id) * NumberFormat::Single.bytes();
-                for _ in 0..3 {
+                let count = if self.offloads_shards() { 2 } else { 3 };
+                (0..count).for_each(|_| {
                     self.trace.host_alloc(bytes);
-                }
+                });
             }
             let weight = &self.weights[id as usize];
             if let (Some(tensor), Some(gradient)) = (weight.resident(), weight.resident_gradient()) {

@@ -332,7 +332,7 @@ const EXCLUSIVE: [&[&str]; 5] = [
 ];
 
 /// The words whose programs were compared with FSDP's own code; others are refused beside `fsdp`.
-const MODELLED_WITH_FSDP: [&str; 15] = [
+const MODELLED_WITH_FSDP: [&str; 16] = [
     "fsdp",
     "amp",
     "bf16_model",
@@ -341,6 +341,7 @@ const MODELLED_WITH_FSDP: [&str; 15] = [
     "ckpt",
     "accum",
     "offload",
+    "offload_params",
     "inplace",
     "zero_fill",
     "empty_cache",
@@ -625,7 +626,7 @@ mod tests {
             ("zero3:2,fsdp:2", "'zero3:2' and 'fsdp:2' contradict: only one of them can be set"),
             ("fsdp:2,lora:4", "'fsdp' and 'lora:4' together are not modelled"),
             ("fp16,fsdp:2", "'fsdp' and 'fp16' together are not modelled"),
-            ("fsdp:2,offload_params", "'fsdp' and 'offload_params' together are not modelled"),
+            ("fsdp:2,offload_optimizer", "'fsdp' and 'offload_optimizer' together are not modelled"),
             ("tensor_parallel:5", "5 ranks of tensor_parallel do not divide 12 heads"),
             ("pipeline:5", "5 stages of pipeline do not divide 12 layers"),
             ("accum3", "3 micro-batches do not divide 8 sequences"),

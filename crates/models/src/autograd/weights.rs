@@ -456,6 +456,11 @@ impl TensorMachine {
         matches!(self.plan.techniques.data_parallel, DataParallel::FullyShard { .. })
     }
 
+    /// Whether the host keeps this rank's parts of weights, gradients and states (`CPUOffloadPolicy`).
+    pub(crate) fn offloads_shards(&self) -> bool {
+        self.is_fully_sharded() && self.plan.techniques.offload_weights
+    }
+
     fn group_ranks(&self) -> u64 {
         match self.plan.techniques.data_parallel {
             DataParallel::FullyShard { ranks } => ranks.into(),
@@ -499,7 +504,13 @@ impl TensorMachine {
                 let bytes = self.shard_elements(id) * self.kept_number(id).bytes();
                 let shard = self.alloc(bytes, Category::Parameter);
                 self.elementwise(3 * bytes, [whole, shard]);
-                self.weights[id as usize].shard = Some(shard);
+                if self.offloads_shards() {
+                    self.work(Work::CopyOut { bytes, pinned: true }, [shard]);
+                    self.release(shard);
+                    self.trace.host_alloc(bytes);
+                } else {
+                    self.weights[id as usize].shard = Some(shard);
+                }
             }
             whole.into_iter().for_each(|tensor| self.release(tensor));
         }
@@ -542,15 +553,31 @@ impl TensorMachine {
         let outer = std::mem::replace(&mut self.layer, layer);
         let part: u64 = self.shards(&group, |id| self.weight_number(id)).iter().sum();
         let kept: u64 = self.shards(&group, |id| self.kept_number(id)).iter().sum();
-        let narrowed = (part < kept).then(|| self.alloc_on(part, Category::Temporary, gather));
+        let inputs: Vec<Tensor> = match self.offloads_shards() {
+            true => group.iter().map(|&id| self.shard_from_host(id)).collect(),
+            false => (part < kept).then(|| self.alloc_on(part, Category::Temporary, gather)).into_iter().collect(),
+        };
         let buffer = self.alloc_on(part * ranks, Category::Temporary, gather);
         self.trace.work(Work::Elementwise { bytes: kept + part }, gather, &[buffer.0]);
         self.trace.collective(CollectiveKind::AllGather, part, ranks as u16, gather);
-        if let Some(narrowed) = narrowed {
-            self.release(narrowed);
-        }
+        inputs.into_iter().rev().for_each(|input| self.release(input));
         self.layer = outer;
         self.sharded_groups.gathered = Some((layer, buffer));
+    }
+
+    /// This rank's part of a weight, copied in and narrowed where the policy says so (`all_gather_inputs`).
+    fn shard_from_host(&mut self, id: WeightId) -> Tensor {
+        let gather = self.group_streams().gather;
+        let [kept, part] = [self.kept_number(id), self.weight_number(id)].map(|n| self.shard_elements(id) * n.bytes());
+        let copied = self.alloc_on(kept, Category::Temporary, gather);
+        self.trace.work(Work::CopyIn { bytes: kept, pinned: true }, gather, &[copied.0]);
+        if part == kept {
+            return copied;
+        }
+        let narrowed = self.alloc_on(part, Category::Temporary, gather);
+        self.trace.work(Work::Elementwise { bytes: kept + part }, gather, &[copied.0, narrowed.0]);
+        self.release(copied);
+        narrowed
     }
 
     /// Copies a gathered group out to its weights (`FSDPParamGroup.wait_for_unshard`). Forward keeps the buffer until the
@@ -652,7 +679,11 @@ impl TensorMachine {
         let reduced = self.alloc_on(part, Category::Gradient, reduce);
         self.trace.collective(CollectiveKind::ReduceScatter, part * ranks, ranks as u16, reduce);
         self.release(last);
-        for (&id, bytes) in group.iter().zip(parts) {
+        let offloads = self.offloads_shards();
+        if offloads {
+            self.trace.work(Work::CopyOut { bytes: part, pinned: true }, reduce, &[reduced.0]);
+        }
+        for (&id, bytes) in group.iter().zip(parts).filter(|_| !offloads) {
             match self.weights[id as usize].gradient_shard {
                 None => self.weights[id as usize].gradient_shard = Some(self.retain(reduced)),
                 Some(sum) => {
