@@ -94,3 +94,5 @@ for step in range(options.steps):
     optimizer.zero_grad(set_to_none="zero_fill" not in techniques)
     if "empty_cache" in techniques:
         torch.cuda.empty_cache()
+# Without this the exit races with the threads of the group.
+torch.distributed.destroy_process_group()
