@@ -44,8 +44,8 @@ pub enum UseKind {
 
 /// The share of a card that vLLM takes by default (`gpu_memory_utilization`), in percent.
 pub const SERVER_PERCENT: u64 = 90;
-/// Pages with which the size of a page is found out: a layer's share of so many is a multiple of the 2 MiB that the allocator
-/// rounds to, because a head has a multiple of 8 numbers.
+/// The size of a page is measured with this many pages. A layer's tensor of them is then a multiple of the 2 MiB to which
+/// the allocator rounds, because the width of a head is a multiple of 8.
 const PAGES_TO_MEASURE: u64 = 4096;
 /// The most pages of a pool.
 const MOST_PAGES: u64 = 1 << 24;

@@ -1,11 +1,6 @@
 //! The technique `fsdp` against rehearsed ranks of PyTorch's FSDP2, request by request.
 
-use std::path::Path;
-
-use oomph::{base::NoProgress, models::Recipe, trace};
-
-use super::truth::rehearsed_with;
-use crate::allocator_actions::{actions, assert_equal_actions, with_sorted_frees};
+use super::generators::GptProgram;
 
 /// Ranks; layers, width, heads, vocabulary, context and batch; the techniques besides `fsdp`. Most sizes cannot be divided
 /// evenly.
@@ -20,31 +15,22 @@ const PROGRAMS: [(u32, [u32; 6], &str); 9] = [
     (4, [4, 256, 4, 777, 130, 8], "offload_params,bf16_master,ckpt"),
     (3, [3, 200, 5, 1001, 77, 4], "offload_params,accum4"),
 ];
-const NAMES: [&str; 6] = ["layers", "width", "heads", "vocab", "context", "batch"];
-const STEPS: &str = "3";
 
 #[test]
 fn fully_sharded_ranks_request_what_pytorch_does() {
-    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/integration/rehearse/fsdp.py");
     let mut failures = Vec::new();
     for (ranks, sizes, techniques) in PROGRAMS {
-        let sizes = sizes.map(|size| size.to_string());
-        let sizes_given: Vec<String> =
-            NAMES.iter().zip(&sizes).map(|(name, size)| format!("--{name}={size}")).collect();
-        let mut words = vec!["python3", program.to_str().unwrap(), "--steps", STEPS, "--techniques", techniques];
-        words.extend(sizes_given.iter().map(String::as_str));
-        let Some(folder) = rehearsed_with(&["--ranks", &ranks.to_string(), "--rank", "0"], &words) else { return };
-        let real = actions(&*trace::open(folder.path().join("out/rank-0.pickle"), &NoProgress).unwrap());
-        let techniques = [&format!("fsdp:{ranks}"), techniques].join(",");
-        let techniques = techniques.trim_end_matches(',');
-        let recipe = Recipe::named("reference-gpt-163m").unwrap().with("steps", STEPS).with("techniques", techniques);
-        let recipe = NAMES.iter().zip(&sizes).fold(recipe, |recipe, (name, size)| recipe.with(name, size));
-        let ours = actions(&recipe.workload().unwrap());
-        let name = format!("{} {techniques}", sizes.join(" x "));
-        let (real, ours) = (with_sorted_frees(real), with_sorted_frees(ours));
-        if let Err(panic) = std::panic::catch_unwind(|| assert_equal_actions(&name, &real, &ours)) {
-            failures.push(panic.downcast_ref::<String>().cloned().unwrap());
-        }
+        let modelled = [&format!("fsdp:{ranks}"), techniques].join(",");
+        let program = GptProgram {
+            file: "fsdp.py",
+            options: &["--ranks", &ranks.to_string(), "--rank", "0"],
+            sizes,
+            settings: "",
+            techniques,
+            modelled: modelled.trim_end_matches(','),
+        };
+        let Some(compared) = program.difference() else { return };
+        failures.extend(compared.err());
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }

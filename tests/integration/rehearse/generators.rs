@@ -5,7 +5,7 @@ use std::path::Path;
 
 use oomph::{base::NoProgress, models::Recipe, trace};
 
-use super::truth::rehearsed;
+use super::truth::{rehearsed, rehearsed_with};
 use crate::allocator_actions::{actions, assert_equal_actions, with_sorted_frees};
 
 /// Layers, width, heads, vocabulary, context and batch; the settings; the techniques.
@@ -39,27 +39,51 @@ const PROGRAMS: [([u32; 6], &str, &str); 24] = [
 const NAMES: [&str; 6] = ["layers", "width", "heads", "vocab", "context", "batch"];
 const STEPS: &str = "3";
 
-#[test]
-fn the_transformer_generator_requests_what_pytorch_does() {
-    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/integration/rehearse/gpt.py");
-    let mut failures = Vec::new();
-    for (sizes, settings, techniques) in PROGRAMS {
-        let sizes = NAMES.iter().zip(sizes).map(|(name, size)| (*name, size.to_string()));
-        let chosen = settings.split_whitespace().map(|setting| setting.split_once('=').unwrap());
+/// A Python program that trains the reference GPT.
+pub(super) struct GptProgram<'a> {
+    /// Its file in this folder.
+    pub(super) file: &'a str,
+    /// Options of `oomph rehearse`.
+    pub(super) options: &'a [&'a str],
+    /// Layers, width, heads, vocabulary, context and batch.
+    pub(super) sizes: [u32; 6],
+    pub(super) settings: &'a str,
+    /// The techniques that the program gets.
+    pub(super) techniques: &'a str,
+    /// The same for the generator.
+    pub(super) modelled: &'a str,
+}
+
+impl GptProgram<'_> {
+    /// Where the generator first differs from the rehearsed program. Nothing without PyTorch.
+    pub(super) fn difference(&self) -> Option<Result<(), String>> {
+        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/integration/rehearse").join(self.file);
+        let sizes = NAMES.iter().zip(self.sizes).map(|(name, size)| (*name, size.to_string()));
+        let chosen = self.settings.split_whitespace().map(|setting| setting.split_once('=').unwrap());
         let all: Vec<(&str, String)> = sizes.chain(chosen.map(|(name, value)| (name, value.to_owned()))).collect();
         let given: Vec<String> = all.iter().map(|(name, value)| format!("--{name}={value}")).collect();
-        let mut words = vec!["python3", program.to_str().unwrap(), "--steps", STEPS, "--techniques", techniques];
+        let mut words = vec!["python3", program.to_str().unwrap(), "--steps", STEPS, "--techniques", self.techniques];
         words.extend(given.iter().map(String::as_str));
-        let Some(folder) = rehearsed(&words) else { return };
+        let folder = rehearsed_with(self.options, &words)?;
         let real = actions(&*trace::open(folder.path().join("out/rank-0.pickle"), &NoProgress).unwrap());
-        let recipe = Recipe::named("reference-gpt-163m").unwrap().with("steps", STEPS).with("techniques", techniques);
+        let recipe =
+            Recipe::named("reference-gpt-163m").unwrap().with("steps", STEPS).with("techniques", self.modelled);
         let recipe = all.iter().fold(recipe, |recipe, (name, value)| recipe.with(name, value));
         let ours = actions(&recipe.workload().unwrap());
-        let name = format!("{} {techniques}", given.join(" "));
+        let name = format!("{} {}", given.join(" "), self.modelled);
         let (real, ours) = (with_sorted_frees(real), with_sorted_frees(ours));
-        if let Err(panic) = std::panic::catch_unwind(|| assert_equal_actions(&name, &real, &ours)) {
-            failures.push(panic.downcast_ref::<String>().cloned().unwrap());
-        }
+        let compared = std::panic::catch_unwind(|| assert_equal_actions(&name, &real, &ours));
+        Some(compared.map_err(|panic| panic.downcast_ref::<String>().cloned().unwrap()))
+    }
+}
+
+#[test]
+fn the_transformer_generator_requests_what_pytorch_does() {
+    let mut failures = Vec::new();
+    for (sizes, settings, techniques) in PROGRAMS {
+        let program = GptProgram { file: "gpt.py", options: &[], sizes, settings, techniques, modelled: techniques };
+        let Some(compared) = program.difference() else { return };
+        failures.extend(compared.err());
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
@@ -69,7 +93,7 @@ const SERVERS: [([u32; 11], &str, &str); 4] = [
     ([2, 128, 2, 1000, 8, 64, 16, 20, 12, 40, 20], "bf16", "1,2,4,8"),
     // Few pages: sequences are computed again.
     ([3, 192, 3, 50_257, 6, 48, 8, 18, 9, 70, 33], "fp32", "2,5"),
-    // So many tokens to choose from that the choice is split over thread blocks.
+    // A vocabulary so large that the choice of a token is split over thread blocks.
     ([2, 256, 4, 151_936, 12, 512, 16, 30, 20, 33, 40], "bf16", ""),
     ([1, 320, 5, 777, 5, 100, 4, 17, 7, 1, 60], "bf16", "3"),
 ];

@@ -161,9 +161,9 @@ impl TensorMachine {
         let logits = (!is_autocast).then(|| self.alloc(of_chunk, Category::Logits));
         // A function of autograd records nothing inside.
         let outer = std::mem::replace(&mut self.saving, SavingMode::Off);
+        let tensors = LigerChunk { input: input.tensor, weight, target, row_losses, of_rows, of_weight };
         for first_row in (0..tokens).step_by(rows_at_once as usize) {
             let rows = rows_at_once.min(tokens - first_row);
-            let tensors = LigerChunk { input: input.tensor, weight, target, row_losses, of_rows, of_weight };
             match logits {
                 Some(logits) => self.liger_chunk(&tensors, head, rows, number, logits),
                 None => self.liger_chunk_in_autocast(&tensors, head, rows),

@@ -132,7 +132,7 @@ pub(crate) fn flash_splits(sequences_by_heads: u64, length: u64, head_width: u64
     if blocks as f32 >= 0.8 * PLACES as f32 {
         return 1;
     }
-    // More parts with as many blocks in the largest one are no faster.
+    // A split into more parts is skipped if its largest part has as many blocks as that of the split before it.
     let is_eligible = |splits: &u64| *splits == 1 || key_blocks.div_ceil(*splits) != key_blocks.div_ceil(*splits - 1);
     let efficiency = |splits: u64| {
         let waves = (blocks * splits) as f32 / PLACES as f32;
@@ -190,7 +190,7 @@ pub(crate) fn scan_sums(items: u64) -> u64 {
     scan(items.div_ceil(TILE))
 }
 
-/// The buffer of a scan of so many tiles: a state for each, and 32 to look back over.
+/// The buffer of a scan over `tiles` tiles: a state for each tile, and 32 more for the look-back.
 fn scan(tiles: u64) -> u64 {
     const ALIGNMENT: u64 = 256;
     ALIGNMENT - 1 + ALIGNMENT + round_up((tiles + 32) * 16, ALIGNMENT)

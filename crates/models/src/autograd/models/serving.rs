@@ -555,7 +555,7 @@ impl PooledServing {
         self.machine.load();
         self.machine.trace.mark(MarkKind::Phase, "profile", 0);
         self.machine.trace.empty_cache();
-        // No attention: there is no cache yet.
+        // Attention is skipped, because the cache does not exist yet.
         let hidden = self.served.pooled_pass(&mut self.machine, &buffers, tokens, &[]);
         self.served.draw_tokens(&mut self.machine, &buffers, Some(hidden), batch);
         self.machine.trace.device_sync();
@@ -673,7 +673,7 @@ impl PooledServing {
         scheduled
     }
 
-    /// Gives a running sequence the pages for so many more tokens, if there are enough.
+    /// Gives a running sequence the pages for `new` more tokens, if there are enough.
     fn take_pages(&mut self, place: usize, new: u32) -> bool {
         let sequence = &mut self.running[place];
         let wanted = (sequence.computed + new).div_ceil(self.settings.page_tokens).saturating_sub(sequence.pages);

@@ -560,7 +560,7 @@ impl Transformer {
     /// The activation of a variable, which is released.
     fn activated(&self, machine: &mut TensorMachine, input: Variable) -> Variable {
         if self.architecture.activation == Activation::Relu {
-            // A product without a bias is no view (`_unsafe_view`).
+            // The result of a product without a bias is not a view (`_unsafe_view`).
             return match machine.plan.techniques.in_place && !self.architecture.has_bias {
                 true => machine.relu(input, ReluOutput::InPlace),
                 false => machine.mlp_relu(input),
