@@ -153,6 +153,11 @@ impl<H: Copy + Default> MappingTable<H> {
         Ok(())
     }
 
+    /// The sizes of the mappings that start in a range.
+    pub(super) fn mapped_sizes(&self, address: Address, bytes: u64) -> impl Iterator<Item = u64> + '_ {
+        self.mapped.range(address..Address(address.0.saturating_add(bytes))).map(|(_, mapping)| mapping.bytes)
+    }
+
     /// Notes that kernels may touch the mappings that start in a range.
     #[cfg_attr(not(any(feature = "cuda", test)), expect(dead_code, reason = "only the real device runs kernels"))]
     pub(super) fn allow_access(&mut self, address: Address, bytes: u64) {

@@ -5,6 +5,8 @@
 //! through events: the default stream is like the others, as it is for programs whose side streams
 //! are non-blocking.
 
+use std::collections::VecDeque;
+
 use oomph_base::{EventId, Nanos, StreamId};
 
 /// Made-up stream handles start here, a fixed step apart.
@@ -20,11 +22,19 @@ pub(super) struct StreamClocks {
     destroyed: Vec<EventId>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct StreamClock {
     handle: u64,
     /// When all work queued so far is done.
     ready: Nanos,
+    /// When each piece of work is done that was not done at the last look, in order.
+    queued: VecDeque<Nanos>,
+}
+
+impl StreamClock {
+    fn new(handle: u64) -> StreamClock {
+        StreamClock { handle, ready: Nanos::ZERO, queued: VecDeque::new() }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -45,8 +55,7 @@ pub(super) enum UnknownHandle {
 
 impl StreamClocks {
     pub(super) fn new() -> StreamClocks {
-        let default_stream = StreamClock { handle: 0, ready: Nanos::ZERO };
-        StreamClocks { now: Nanos::ZERO, streams: vec![default_stream], events: Vec::new(), destroyed: Vec::new() }
+        StreamClocks { now: Nanos::ZERO, streams: vec![StreamClock::new(0)], events: Vec::new(), destroyed: Vec::new() }
     }
 
     pub(super) fn now(&self) -> Nanos {
@@ -79,7 +88,7 @@ impl StreamClocks {
     pub(super) fn create_stream(&mut self, known_as: u64) -> Option<StreamId> {
         let number = u16::try_from(self.streams.len()).ok()?;
         let handle = if known_as == 0 { FIRST_HANDLE + u64::from(number) * HANDLE_STEP } else { known_as };
-        self.streams.push(StreamClock { handle, ready: Nanos::ZERO });
+        self.streams.push(StreamClock::new(handle));
         Some(StreamId(number))
     }
 
@@ -88,11 +97,23 @@ impl StreamClocks {
         self.streams.get(stream.index()).map_or(0, |stream| stream.handle)
     }
 
+    /// Until when the host waits before it can queue one more piece of work, where a stream holds at most `most` pieces
+    /// that are not done.
+    pub(super) fn queue_has_room(&mut self, stream: StreamId, most: usize) -> Result<Nanos, UnknownHandle> {
+        let now = self.now;
+        let queued = &mut self.stream_mut(stream)?.queued;
+        while queued.front().is_some_and(|&done| done <= now) {
+            queued.pop_front();
+        }
+        Ok(queued.len().checked_sub(most).map_or(Nanos::ZERO, |place| queued[place]))
+    }
+
     /// Queues work that takes `time`.
     pub(super) fn run(&mut self, stream: StreamId, time: Nanos) -> Result<(), UnknownHandle> {
         let now = self.now;
         let stream = self.stream_mut(stream)?;
         stream.ready = stream.ready.max(now) + time;
+        stream.queued.push_back(stream.ready);
         Ok(())
     }
 
@@ -179,6 +200,20 @@ mod tests {
         clocks.run(side, Nanos(1)).unwrap();
         assert_eq!(clocks.stream_ready(side), Ok(Nanos(51)));
         assert_eq!(clocks.handle(side), 0xabc);
+    }
+
+    #[test]
+    fn a_full_queue_has_room_when_its_first_work_is_done() {
+        let mut clocks = StreamClocks::new();
+        let stream = StreamId(0);
+        for _ in 0..3 {
+            clocks.run(stream, Nanos(10)).unwrap();
+        }
+        assert_eq!(clocks.queue_has_room(stream, 4), Ok(Nanos::ZERO));
+        assert_eq!(clocks.queue_has_room(stream, 3), Ok(Nanos(10)));
+        assert_eq!(clocks.queue_has_room(stream, 1), Ok(Nanos(30)));
+        clocks.wait_until(Nanos(10));
+        assert_eq!(clocks.queue_has_room(stream, 3), Ok(Nanos::ZERO));
     }
 
     #[test]

@@ -1,18 +1,48 @@
-//! Costs of driver calls: measured medians by size, interpolated; nominal costs where nothing was
-//! measured.
+//! Costs of driver calls: measured medians by size and condition, interpolated; nominal costs where
+//! nothing was measured.
 
 use crate::device::CallKind;
 use oomph_base::Nanos;
 
-/// Costs of driver calls by kind and size.
+/// What decides the cost of a call besides its kind and its size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CostCondition {
+    /// None of the others.
+    Usual,
+    /// The first call of its kind on a device: the driver prepares what later calls use.
+    FirstCall,
+    /// `cuMemAlloc` and `cuMemFree` of a block that shares its page with others: the driver takes no page from the device
+    /// and gives none back.
+    SharedPage,
+    /// `cuMemAllocAsync` from a pool that has to take memory from the device first. The size is what the pool takes.
+    PoolGrows,
+}
+
+impl CostCondition {
+    pub(in crate::device) const ALL: [CostCondition; 4] =
+        [CostCondition::Usual, CostCondition::FirstCall, CostCondition::SharedPage, CostCondition::PoolGrows];
+
+    /// What a profile has after the name of the call. Older profiles have other words there, which say how a usual call
+    /// was measured.
+    pub(in crate::device) const fn words(self) -> &'static str {
+        match self {
+            CostCondition::Usual => "",
+            CostCondition::FirstCall => "(first call)",
+            CostCondition::SharedPage => "(shared page)",
+            CostCondition::PoolGrows => "(pool grows)",
+        }
+    }
+}
+
+/// Costs of driver calls by kind, condition and size.
 ///
 /// Between two measured sizes the cost is linear in the size, as work per page is. Below the
 /// smallest it is constant, beyond the largest the last slope goes on. A kind with one measured
 /// size costs the same at every size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CostTable {
-    /// By [`CallKind`], ascending in size.
-    curves: Vec<Vec<CostPoint>>,
+    /// By [`CostCondition`], then by [`CallKind`]; ascending in size.
+    curves: [Vec<Vec<CostPoint>>; CostCondition::ALL.len()],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +94,7 @@ const NOMINAL: &[(CallKind, &[(u64, u64)])] = &[
 /// The cost of one call of one size.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Cost {
-    /// The driver's name of the call; words after it say how it was measured.
+    /// The driver's name of the call, and its [condition](CostCondition) in parentheses.
     pub call: String,
     /// How much it requested or gave back; 0 for calls without a size.
     pub bytes: u64,
@@ -86,31 +116,42 @@ impl CostTable {
     /// assert_eq!(table.cost(CallKind::MemAlloc, 768), Nanos(50_000));
     /// ```
     pub fn of(costs: impl IntoIterator<Item = Cost>) -> Result<CostTable, CostTableError> {
-        let mut curves = vec![Vec::new(); CallKind::ALL.len()];
+        let mut curves = CostCondition::ALL.map(|_| vec![Vec::new(); CallKind::ALL.len()]);
         for Cost { call, bytes, median_us, .. } in costs {
-            let Some(kind) = kind_named(&call) else { return Err(CostTableError::UnknownCall(call)) };
+            let Some((kind, condition)) = kind_and_condition(&call) else {
+                return Err(CostTableError::UnknownCall(call));
+            };
             if !(median_us >= 0.0 && median_us.is_finite()) {
                 return Err(CostTableError::ImpossibleCost { call, median_us });
             }
-            curves[kind as usize].push(CostPoint { bytes, cost: Nanos((median_us * 1e3).round() as u64) });
+            let cost = Nanos((median_us * 1e3).round() as u64);
+            curves[condition as usize][kind as usize].push(CostPoint { bytes, cost });
         }
         for &(kind, points) in NOMINAL {
-            let curve: &mut Vec<CostPoint> = &mut curves[kind as usize];
+            let curve: &mut Vec<CostPoint> = &mut curves[CostCondition::Usual as usize][kind as usize];
             if curve.is_empty() {
                 curve.extend(points.iter().map(|&(bytes, nanos)| CostPoint { bytes, cost: Nanos(nanos) }));
             }
         }
-        for curve in &mut curves {
+        for curve in curves.iter_mut().flatten() {
             curve.sort_by_key(|point| point.bytes);
             curve.dedup_by_key(|point| point.bytes);
         }
         Ok(CostTable { curves })
     }
 
-    /// The cost of a call. Zero for a kind without a measured or nominal cost.
+    /// The cost of a usual call. Zero for a kind without a measured or nominal cost.
     #[must_use]
     pub fn cost(&self, kind: CallKind, bytes: u64) -> Nanos {
-        let curve = self.curves[kind as usize].as_slice();
+        self.cost_under(CostCondition::Usual, kind, bytes)
+    }
+
+    /// The cost of a call under a condition: that of a usual call where the condition was not measured.
+    #[must_use]
+    pub fn cost_under(&self, condition: CostCondition, kind: CallKind, bytes: u64) -> Nanos {
+        let measured =
+            [condition, CostCondition::Usual].map(|each| self.curves[each as usize][kind as usize].as_slice());
+        let curve = if measured[0].is_empty() { measured[1] } else { measured[0] };
         let (first, last) = match curve {
             [] => return Nanos::ZERO,
             [only] => return only.cost,
@@ -129,13 +170,16 @@ impl CostTable {
     }
 }
 
-/// The kind that a row of the table is about. Allocations from a stream-ordered pool were measured
-/// with the call that uses the default pool, which costs the same.
-fn kind_named(call: &str) -> Option<CallKind> {
-    match call.split_once(' ').map_or(call, |(name, _)| name) {
-        "cuMemAllocAsync" => Some(CallKind::MemAllocAsync),
-        name => CallKind::named(name),
-    }
+/// What a row of the table is about. Allocations from a stream-ordered pool were once measured with
+/// the call that uses the default pool, which costs the same.
+fn kind_and_condition(call: &str) -> Option<(CallKind, CostCondition)> {
+    let (name, words) = call.split_once(' ').unwrap_or((call, ""));
+    let kind = match name {
+        "cuMemAllocAsync" => CallKind::MemAllocAsync,
+        name => CallKind::named(name)?,
+    };
+    let condition = CostCondition::ALL.into_iter().find(|condition| condition.words() == words);
+    Some((kind, condition.unwrap_or(CostCondition::Usual)))
 }
 
 #[cfg(test)]
@@ -167,6 +211,21 @@ mod tests {
         ] {
             assert_eq!(table.cost(kind, bytes), Nanos(nanos), "{kind} {bytes}");
         }
+    }
+
+    #[test]
+    fn a_condition_has_its_own_costs_where_it_was_measured() {
+        let table = CostTable::of([
+            row("cuMemAlloc", 2 * MIB, 40.0),
+            row("cuMemAlloc (shared page)", 512, 2.5),
+            row("cuMemAlloc (first call)", 0, 190.0),
+        ])
+        .unwrap();
+        let under = |condition| table.cost_under(condition, CallKind::MemAlloc, 4096).0;
+        assert_eq!(under(CostCondition::Usual), 40_000);
+        assert_eq!(under(CostCondition::SharedPage), 2_500);
+        assert_eq!(under(CostCondition::FirstCall), 190_000);
+        assert_eq!(under(CostCondition::PoolGrows), 40_000, "not measured");
     }
 
     #[test]

@@ -19,7 +19,7 @@ mod recorded;
 mod virtual_memory;
 mod work_times;
 
-pub use costs::{Cost, CostTable, CostTableError};
+pub use costs::{Cost, CostCondition, CostTable, CostTableError};
 pub use profile::{Profile, ProfileFile, SimConfig, SimConfigError};
 pub use work_times::{ImpossibleTime, Rates, WorkTable, WorkTime};
 
@@ -126,7 +126,7 @@ impl SimDevice {
     }
 
     /// Notes a call and advances the clock by its cost. A failed call costs as much as the smallest
-    /// one.
+    /// one, the first call of its kind at least what first calls cost.
     fn conclude<T>(&mut self, call: CallKind, bytes: u64, answer: Result<T, DeviceError>) -> Result<T, DeviceError> {
         self.conclude_after(Nanos::ZERO, call, bytes, answer)
     }
@@ -140,8 +140,25 @@ impl SimDevice {
         bytes: u64,
         answer: Result<T, DeviceError>,
     ) -> Result<T, DeviceError> {
+        let cost = self.profile.costs.cost(call, bytes);
+        self.conclude_costing(cost, until, call, answer)
+    }
+
+    /// Like [`conclude_after`](SimDevice::conclude_after), for a call whose cost depends on more than its size.
+    fn conclude_costing<T>(
+        &mut self,
+        cost: Nanos,
+        until: Nanos,
+        call: CallKind,
+        answer: Result<T, DeviceError>,
+    ) -> Result<T, DeviceError> {
         let waited = self.clocks.wait_until(until);
-        let cost = self.profile.costs.cost(call, if answer.is_ok() { bytes } else { 0 });
+        let costs = &self.profile.costs;
+        let cost = match (&answer, self.ledger.of(call).count) {
+            (Err(_), _) => costs.cost(call, 0),
+            (Ok(_), 0) => cost.max(costs.cost_under(CostCondition::FirstCall, call, 0)),
+            (Ok(_), _) => cost,
+        };
         self.clocks.elapse(cost);
         self.ledger.note(call, waited + cost, answer.is_err());
         answer
@@ -166,11 +183,7 @@ impl SimDevice {
         bytes: u64,
         answer: Result<Option<T>, impl ToString>,
     ) -> Result<T, DeviceError> {
-        let answer = match answer {
-            Ok(found) => found.ok_or(DeviceError::OutOfMemory { call, requested: bytes }),
-            Err(reason) => Err(DeviceError::InvalidValue { call, reason: reason.to_string() }),
-        };
-        self.conclude(call, bytes, answer)
+        self.conclude(call, bytes, found_or_out_of_memory(call, bytes, answer))
     }
 
     /// Waits until a time that may be unknown.
@@ -187,6 +200,26 @@ impl SimDevice {
             }
             Err(unknown) => self.conclude_checked(call, 0, Err(unknown)),
         }
+    }
+}
+
+/// The answer to an allocation; `None` means that memory or addresses have run out.
+fn found_or_out_of_memory<T>(
+    call: CallKind,
+    requested: u64,
+    answer: Result<Option<T>, impl ToString>,
+) -> Result<T, DeviceError> {
+    match answer {
+        Ok(found) => found.ok_or(DeviceError::OutOfMemory { call, requested }),
+        Err(reason) => Err(DeviceError::InvalidValue { call, reason: reason.to_string() }),
+    }
+}
+
+/// Whether a call about plain memory moves pages.
+const fn page_condition(pages: u64) -> CostCondition {
+    match pages {
+        0 => CostCondition::SharedPage,
+        _ => CostCondition::Usual,
     }
 }
 
@@ -209,7 +242,9 @@ impl Device for SimDevice {
             Some(address) => self.forget_contents(address, bytes),
             None => self.memory.held -= growth,
         }
-        self.conclude_allocation(call, bytes, Ok::<_, String>(place))
+        let cost = self.profile.costs.cost_under(page_condition(growth), call, bytes);
+        let answer = place.ok_or(DeviceError::OutOfMemory { call, requested: bytes });
+        self.conclude_costing(cost, Nanos::ZERO, call, answer)
     }
 
     fn free(&mut self, address: Address) -> Result<(), DeviceError> {
@@ -219,7 +254,8 @@ impl Device for SimDevice {
                 self.settle_contents(self.clocks.all_ready());
                 self.forget_contents(address, freed.bytes);
                 self.memory.held -= freed.pages * self.props.page_bytes;
-                self.conclude_after(self.clocks.all_ready(), call, freed.bytes, Ok(()))
+                let cost = self.profile.costs.cost_under(page_condition(freed.pages), call, freed.bytes);
+                self.conclude_costing(cost, self.clocks.all_ready(), call, Ok(()))
             }
             None => self.conclude_checked(call, 0, Err(format!("no allocation starts at {address}"))),
         }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{SimDevice, contents::PhysicalRegion};
+use super::{CostCondition, SimDevice, contents::PhysicalRegion, found_or_out_of_memory};
 use crate::device::{CallKind, DeviceError, PoolId, PoolSettings, PoolUsage, StreamOrderedPools};
 use oomph_base::{Address, Nanos, StreamId, round_up};
 use oomph_driver::{OrderedPool, PoolRules, RANGE_BYTES};
@@ -191,8 +191,13 @@ impl StreamOrderedPools for SimDevice {
 
     fn alloc_async(&mut self, pool: PoolId, bytes: u64, stream: StreamId) -> Result<Address, DeviceError> {
         let call = CallKind::MemAllocAsync;
+        let before = self.memory.held;
         let answer = self.take_from_pool(pool, bytes, stream);
-        self.conclude_allocation(call, bytes, answer)
+        let cost = match self.memory.held - before {
+            0 => self.profile.costs.cost(call, bytes),
+            grown => self.profile.costs.cost_under(CostCondition::PoolGrows, call, grown),
+        };
+        self.conclude_costing(cost, Nanos::ZERO, call, found_or_out_of_memory(call, bytes, answer))
     }
 
     fn free_async(&mut self, address: Address, stream: StreamId) -> Result<(), DeviceError> {

@@ -35,6 +35,8 @@ pub struct Profile {
     pub page_bytes: u64,
     /// What sizes and addresses of virtual memory must be multiples of.
     pub granularity_bytes: u64,
+    /// How many pieces of work a stream holds that are not done. The host waits before it queues one more.
+    pub launch_queue: usize,
     /// What driver calls cost.
     pub costs: Arc<CostTable>,
     /// How fast work is in general.
@@ -241,6 +243,9 @@ pub struct ProfileFile {
     /// How many allocations of 512 bytes share a page, in older profiles; no longer measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub small_allocations_per_page: Option<u64>,
+    /// How many pieces of work a stream holds that are not done. Older profiles lack it.
+    #[serde(default = "usual_launch_queue")]
+    pub launch_queue: usize,
     /// How fast work is in general.
     pub rates: Rates,
     /// How long work took.
@@ -248,6 +253,11 @@ pub struct ProfileFile {
     pub work: Vec<WorkTime>,
     /// What driver calls cost.
     pub cost: Vec<Cost>,
+}
+
+/// What was measured on an H200.
+fn usual_launch_queue() -> usize {
+    1024
 }
 
 impl ProfileFile {
@@ -275,6 +285,7 @@ impl ProfileFile {
             library_bytes: file.library_bytes,
             page_bytes: file.page_bytes,
             granularity_bytes: file.granularity_bytes,
+            launch_queue: file.launch_queue.max(1),
             costs: Arc::new(CostTable::of(file.cost).map_err(|error| error.to_string())?),
             rates,
             work: Arc::new(WorkTable::of(file.work).map_err(|error| error.to_string())?),
@@ -355,6 +366,7 @@ mod tests {
             workspace_bytes: Some(32 * MIB),
             kernel_bytes: Some(0),
             small_allocations_per_page: Some(4096),
+            launch_queue: 1024,
             rates: Profile::h200().rates,
             work: vec![WorkTime { median_us: 80.0, p99_us: Some(90.0), work: PRODUCT }],
             cost: vec![Cost { call: "cuMemAlloc".to_owned(), bytes: 512, median_us: 3.5, p99_us: Some(9.0) }],

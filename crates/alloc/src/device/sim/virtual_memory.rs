@@ -5,7 +5,7 @@
 
 use super::{SimDevice, contents::PhysicalRegion};
 use crate::device::{CallKind, DeviceError, PhysicalId, VirtualMemory, mapping::MappingTable};
-use oomph_base::{Address, GIB};
+use oomph_base::{Address, GIB, Nanos};
 use oomph_driver::ReservedSpace;
 
 /// Reserved ranges end here.
@@ -121,6 +121,19 @@ impl SimDevice {
     }
 }
 
+impl SimDevice {
+    /// The cost of a call about a mapped range: that of its mappings one by one. On an H200 access to 1 GiB of 512
+    /// mappings took 24 ms, to 1 GiB of 33 mappings 1.2 ms.
+    fn cost_by_mapping(&self, call: CallKind, address: Address, bytes: u64) -> Nanos {
+        self.virtual_space.table.mapped_sizes(address, bytes).map(|size| self.profile.costs.cost(call, size)).sum()
+    }
+
+    fn conclude_mapped(&mut self, cost: Nanos, call: CallKind, answer: Result<(), String>) -> Result<(), DeviceError> {
+        let answer = answer.map_err(|reason| DeviceError::InvalidValue { call, reason });
+        self.conclude_costing(cost, Nanos::ZERO, call, answer)
+    }
+}
+
 impl VirtualMemory for SimDevice {
     fn reserve(&mut self, bytes: u64) -> Result<Address, DeviceError> {
         let answer = self.virtual_space.reserve(bytes);
@@ -155,8 +168,9 @@ impl VirtualMemory for SimDevice {
     }
 
     fn set_access(&mut self, address: Address, bytes: u64) -> Result<(), DeviceError> {
+        let cost = self.cost_by_mapping(CallKind::MemSetAccess, address, bytes);
         let answer = self.virtual_space.set_access(address, bytes);
-        self.conclude_checked(CallKind::MemSetAccess, bytes, answer)
+        self.conclude_mapped(cost, CallKind::MemSetAccess, answer)
     }
 
     fn unmap(&mut self, address: Address, bytes: u64) -> Result<(), DeviceError> {
@@ -165,9 +179,10 @@ impl VirtualMemory for SimDevice {
             true => Vec::new(),
             false => self.virtual_space.table.physical_in(address, bytes),
         };
+        let cost = self.cost_by_mapping(CallKind::MemUnmap, address, bytes);
         let answer = self.change_mappings(|space| space.unmap(address, bytes));
         self.forget_dropped(&unmapped);
-        self.conclude_checked(CallKind::MemUnmap, bytes, answer)
+        self.conclude_mapped(cost, CallKind::MemUnmap, answer)
     }
 }
 

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Profile, SimDevice};
+use super::{Profile, SimDevice, clock::UnknownHandle};
 use crate::device::{CallKind, Compute, DeviceError};
 use oomph_base::{Address, Dtype, Nanos, ProductRole, StreamId, Work};
 
@@ -306,9 +306,30 @@ impl Compute for SimDevice {
             self.memory.overhead += requested;
             self.libraries_loaded = true;
         }
-        let launched = self.conclude(call, 0, Ok(()));
-        let queued = self.clocks.run(stream, self.profile.duration(work));
-        launched.and(queued.map_err(|unknown| DeviceError::InvalidValue { call, reason: unknown.to_string() }))
+        self.queue(stream, work)
+    }
+}
+
+impl SimDevice {
+    /// Queues work. The host waits where the stream's queue is full, and for the end of a copy from or to pageable host
+    /// memory, which the driver makes in parts of its own.
+    fn queue(&mut self, stream: StreamId, work: &Work) -> Result<(), DeviceError> {
+        let call = CallKind::Launch;
+        let unknown = |handle: UnknownHandle| DeviceError::InvalidValue { call, reason: handle.to_string() };
+        let time = self.profile.duration(work);
+        match work {
+            Work::CopyIn { pinned: false, .. } | Work::CopyOut { pinned: false, .. } => {
+                self.clocks.run(stream, time).map_err(unknown)?;
+                let done = self.clocks.stream_ready(stream).map_err(unknown)?;
+                // The measured time of such a copy includes the call.
+                self.conclude_costing(Nanos::ZERO, done, call, Ok(()))
+            }
+            _ => {
+                let room = self.clocks.queue_has_room(stream, self.profile.launch_queue).map_err(unknown)?;
+                self.conclude_after(room, call, 0, Ok(()))?;
+                self.clocks.run(stream, time).map_err(unknown)
+            }
+        }
     }
 }
 
