@@ -78,6 +78,9 @@ impl TensorMachine {
                 self.elementwise(8 * bytes, [gradient, mean, square]);
             }
         }
+        // The first mean takes the gradients once (`_foreach_lerp_`), the second takes them twice (`_foreach_addcmul_`).
+        self.use_gradients_in_layout(updated, 1);
+        self.use_gradients_in_layout(updated, 2);
         let roots = match update_loop {
             UpdateLoop::Foreach => self.temporary_for_each(updated, bytes_of),
             UpdateLoop::Fused | UpdateLoop::OneByOne => Vec::new(),
@@ -132,7 +135,14 @@ impl TensorMachine {
         weights.iter().map(allocate).collect()
     }
 
+    /// An operator on all weights that takes the gradients this many times.
+    fn use_gradients_in_layout(&mut self, updated: &[WeightId], times: u32) {
+        let lists: Vec<Tensor> = (0..times).flat_map(|_| self.gradients_in_layout(updated)).collect();
+        lists.into_iter().rev().for_each(|gradient| self.release(gradient));
+    }
+
     fn update_with_sgd(&mut self, updated: &[WeightId]) {
+        self.use_gradients_in_layout(updated, 1);
         for &id in updated {
             let weight = &self.weights[id as usize];
             if let (Some(tensor), Some(gradient)) = (weight.resident(), weight.resident_gradient()) {

@@ -21,6 +21,23 @@ use oomph_trace::{BlockSlot, Category, CollectiveKind, MarkKind, TraceEventId};
 const BUCKET: u64 = 25 * MIB;
 const FIRST_BUCKET: u64 = MIB;
 
+/// How the ranks of a tensor-parallel group that has parts of the sequences share a weight and its gradient (the placements
+/// of DTensor).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum RankLayout {
+    /// Every rank has both.
+    #[default]
+    Replicated,
+    /// Every rank has the weight; its gradient is one summand of the whole.
+    PartialGradient,
+    /// Every rank has some rows of both.
+    Rows,
+    /// The same of columns.
+    Columns,
+    /// Every rank has some rows of the weight, and the whole gradient.
+    RowsWithWholeGradient,
+}
+
 /// A weight as the model declares it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeclaredWeight {
@@ -37,6 +54,7 @@ pub(crate) struct DeclaredWeight {
     pub(crate) is_buffer: bool,
     /// Whether it is kept in 4 bits.
     pub(crate) is_quantized: bool,
+    pub(crate) layout: RankLayout,
 }
 
 /// The weights that a model has declared so far.
@@ -59,6 +77,7 @@ impl WeightList {
             number: None,
             is_buffer: false,
             is_quantized: false,
+            layout: RankLayout::default(),
         });
         (self.declared.len() - 1) as WeightId
     }
@@ -95,6 +114,7 @@ pub(crate) struct WeightState {
     pub(crate) shard: Option<Tensor>,
     pub(crate) elements: u64,
     rows: u64,
+    layout: RankLayout,
     is_buffer: bool,
     /// Its format, where it is not that of all weights.
     number: Option<NumberFormat>,
@@ -117,8 +137,8 @@ pub(crate) struct WeightState {
 impl WeightState {
     /// A weight that is not loaded yet.
     pub(crate) fn of(declared: &DeclaredWeight) -> WeightState {
-        let DeclaredWeight { elements, rows, number, layer, trainable, is_buffer, .. } = *declared;
-        WeightState { elements, rows, number, layer, trainable, is_buffer, ..WeightState::default() }
+        let DeclaredWeight { elements, rows, layout, number, layer, trainable, is_buffer, .. } = *declared;
+        WeightState { elements, rows, layout, number, layer, trainable, is_buffer, ..WeightState::default() }
     }
 
     /// The tensor that the optimizer updates on this rank.
@@ -141,6 +161,9 @@ impl TensorMachine {
         self.trace.mark(MarkKind::Phase, "load", 0);
         if self.is_fully_sharded() {
             return self.load_groups();
+        }
+        if self.plan.techniques.splits_sequences {
+            return self.load_and_divide();
         }
         let number = self.plan.precision.of_weights();
         let model = self.model.clone();
@@ -293,6 +316,19 @@ impl TensorMachine {
         }
     }
 
+    /// The elements of the gradient itself, which can be whole where the rank has a part of the weight.
+    pub(crate) fn gradient_elements_along(&self, edge: GradientEdge) -> u64 {
+        let elements = self.elements_along(edge);
+        match edge {
+            GradientEdge::Weight(weight)
+                if self.weights[weight as usize].layout == RankLayout::RowsWithWholeGradient =>
+            {
+                elements * u64::from(self.plan.techniques.sequence_ranks())
+            }
+            _ => elements,
+        }
+    }
+
     /// The number of elements of a weight that this rank's optimizer updates.
     pub(crate) fn shard_elements(&self, id: WeightId) -> u64 {
         let &WeightState { elements, rows, .. } = &self.weights[id as usize];
@@ -427,6 +463,82 @@ impl TensorMachine {
     /// Whether weights are complete only while their layer runs.
     fn gathers_weights(&self) -> bool {
         matches!(self.plan.techniques.data_parallel, DataParallel::Sharded { stage: 3, .. })
+    }
+}
+
+impl TensorMachine {
+    /// Moves the whole model to the device, then divides it among the ranks (`parallelize_module`): the model's own modules
+    /// first, then those of every block.
+    fn load_and_divide(&mut self) {
+        let model = self.model.clone();
+        let ranks = u64::from(self.plan.techniques.sequence_ranks());
+        for declared in model.weights() {
+            self.layer = declared.layer;
+            let number = declared.number.unwrap_or(self.plan.precision.of_weights());
+            let is_whole = matches!(declared.layout, RankLayout::Replicated | RankLayout::PartialGradient);
+            let bytes = declared.elements * number.bytes() * if is_whole { 1 } else { ranks };
+            let tensor = Some(self.copy_in(bytes, Category::Parameter));
+            self.weights.push(WeightState { tensor, ..WeightState::of(declared) });
+        }
+        let blocks = (0..self.plan.shape.layers).map(|layer| u16::try_from(layer).ok());
+        for layer in [None].into_iter().chain(blocks) {
+            self.layer = layer;
+            let mut whole = Vec::new();
+            for id in self.weights_of(layer) {
+                let is_bias = self.weights[id].rows == self.weights[id].elements;
+                if !is_bias {
+                    // The weight before belongs to another module.
+                    whole.drain(..).for_each(|tensor| self.release(tensor));
+                }
+                whole.extend(self.divide_weight(id));
+            }
+            whole.into_iter().for_each(|tensor| self.release(tensor));
+        }
+        self.layer = None;
+    }
+
+    /// Replaces a weight by this rank's part, which the first rank sends to itself too, from a list of contiguous parts
+    /// (`Shard._shard_tensor`). Returns the whole weight.
+    fn divide_weight(&mut self, id: usize) -> Option<Tensor> {
+        let &WeightState { tensor, layout, elements, .. } = &self.weights[id];
+        let ranks = self.plan.techniques.sequence_ranks();
+        let bytes = elements * self.weight_number(id as WeightId).bytes();
+        let copies = match layout {
+            RankLayout::Replicated | RankLayout::PartialGradient => return None,
+            RankLayout::Rows | RankLayout::RowsWithWholeGradient => 0,
+            RankLayout::Columns => ranks,
+        };
+        let copies: Vec<Tensor> = (0..copies).map(|_| self.temporary(bytes)).collect();
+        let part = self.alloc(bytes, Category::Parameter);
+        self.elementwise(2 * bytes, [part]);
+        copies.into_iter().rev().for_each(|copy| self.release(copy));
+        self.weights[id].tensor = Some(part);
+        tensor
+    }
+
+    /// Gradients as the optimizer's operators take them, in the layout of their weights: this rank's rows of whole ones, and
+    /// sums over ranks. Every call makes new ones (`redistribute_local_args`).
+    pub(crate) fn gradients_in_layout(&mut self, updated: &[WeightId]) -> Vec<Tensor> {
+        if !self.plan.techniques.splits_sequences {
+            return Vec::new();
+        }
+        let mut made = Vec::new();
+        for &id in updated {
+            let &WeightState { layout, elements, layer, gradient, .. } = &self.weights[id as usize];
+            let (Some(gradient), RankLayout::PartialGradient | RankLayout::RowsWithWholeGradient) = (gradient, layout)
+            else {
+                continue;
+            };
+            self.layer = layer;
+            let bytes = elements * self.weight_number(id).bytes();
+            let in_layout = self.temporary(bytes);
+            self.elementwise(2 * bytes, [gradient, in_layout]);
+            if layout == RankLayout::PartialGradient {
+                self.collective(CollectiveKind::AllReduce, bytes, self.plan.techniques.sequence_ranks());
+            }
+            made.push(in_layout);
+        }
+        made
     }
 }
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use crate::{
     GeneratorEntry, Parameter, Parameters, WorkloadError,
     autograd::{
-        graph::{AttentionKernel, AttentionShape, SavingMode, Tensor, TensorSplit, Variable, WeightId},
+        graph::{AttentionKernel, AttentionShape, SavingMode, SplitDimension, Tensor, TensorSplit, Variable, WeightId},
         layers::{
             INDEX, ReluOutput,
             convolution_kernels::KernelSearch,
@@ -25,7 +25,7 @@ use crate::{
         plan::{self, SequenceLengths, TrainingPlan},
         techniques::{self, NumberFormat},
         trainer::{PlainTraining, Validation},
-        weights::{DeclaredWeight, WeightList, parameter_count},
+        weights::{DeclaredWeight, RankLayout, WeightList, parameter_count},
     },
 };
 use oomph_trace::Category;
@@ -120,6 +120,7 @@ pub(crate) const TRANSFORMER: GeneratorEntry = GeneratorEntry {
         if plan.shape.mixture.is_some() {
             plan.refuse_fully_shard().map_err(|reason| parameters.refuse(reason))?;
         }
+        refuse_uncompared_sequences(parameters, &plan)?;
         let lengths = SequenceLengths::read(plan.shape, parameters)?;
         let validation = read_validation(parameters, plan.shape.context)?;
         let architecture = Architecture::read(parameters, &plan)?;
@@ -132,6 +133,20 @@ pub(crate) const TRANSFORMER: GeneratorEntry = GeneratorEntry {
         Ok(parameter_count(&Transformer::of(&plan, architecture).weights))
     }),
 };
+
+/// Refuses passes whose sequences were not divided among ranks in a comparison with PyTorch.
+fn refuse_uncompared_sequences(parameters: &Parameters<'_>, plan: &TrainingPlan) -> Result<(), WorkloadError> {
+    let varies = plan.shape.min_length < plan.shape.context || !parameters.words(plan::LENGTHS.name)?.is_empty();
+    let refused = [
+        (plan.shape.mixture.is_some(), "for experts"),
+        (varies, "for sequences of several lengths"),
+        (parameters.count(plan::VALIDATE_EVERY.name)? > 0, "with validation"),
+    ];
+    for (_, reason) in refused.into_iter().filter(|(is_refused, _)| *is_refused) {
+        plan.refuse_split_sequences(reason).map_err(|reason| parameters.refuse(reason))?;
+    }
+    Ok(())
+}
 
 fn read_validation(parameters: &Parameters<'_>, context: u32) -> Result<Option<Validation>, WorkloadError> {
     let count = |parameter: &Parameter| parameters.count(parameter.name);
@@ -241,6 +256,11 @@ impl Architecture {
         if self.kernel(plan).is_some() {
             plan.refuse_padded_heads(plan.shape.head_width())?;
         }
+        let sequence_ranks = plan.techniques.sequence_ranks();
+        if !self.vocabulary.is_multiple_of(sequence_ranks) {
+            let tokens = self.vocabulary;
+            return Err(format!("{sequence_ranks} ranks of sequence_parallel do not divide {tokens} tokens of vocab"));
+        }
         if *self == Architecture::reference(plan) {
             return Ok(());
         }
@@ -251,7 +271,8 @@ impl Architecture {
         }
         for (count, what) in [(self.key_value_heads, "kv_heads"), (self.ffn, "numbers of ffn")] {
             if !count.is_multiple_of(ranks) {
-                return Err(format!("{ranks} ranks of tensor_parallel do not divide {count} {what}"));
+                let word = plan.techniques.tensor_word();
+                return Err(format!("{ranks} ranks of {word} do not divide {count} {what}"));
             }
         }
         if self.is_rotary && !plan.shape.head_width().is_multiple_of(2) {
@@ -302,6 +323,7 @@ impl Architecture {
             };
         let refused = [
             (techniques.in_place && self.activation == Activation::Smooth, "'inplace' needs activation=relu"),
+            (techniques.splits_sequences && self.is_tied, "'sequence_parallel' is not modelled for a tied head"),
             (techniques.pipeline_stages > 1 && self.is_tied, "'pipeline' is not modelled for a tied head"),
             (techniques.offload_embeddings && self.is_tied, "'offload_component' is not modelled for a tied head"),
             (techniques.loss_chunks.is_some() && self.is_tied, "'chunked_loss' is not modelled for a tied head"),
@@ -370,7 +392,9 @@ impl Transformer {
         // Rows of the token table, and columns of the output head.
         let vocabulary = architecture.vocabulary.div_ceil(plan.techniques.tensor_ranks);
         let tokens = weights.embedding(vocabulary, width);
-        let learned = (!architecture.is_rotary).then(|| weights.embedding(plan.shape.context, width));
+        // Without parts of the sequences, every rank has all positions.
+        let positions = plan.shape.context / plan.techniques.sequence_ranks();
+        let learned = (!architecture.is_rotary).then(|| weights.embedding(positions, width));
         let blocks = (0..plan.shape.layers / plan.techniques.pipeline_stages)
             .map(|layer| {
                 weights.list.layer = u16::try_from(layer).ok();
@@ -383,6 +407,9 @@ impl Transformer {
             let split = if vocabulary == architecture.vocabulary { TensorSplit::Whole } else { TensorSplit::Outputs };
             let is_tied = architecture.is_tied;
             let weight = if is_tied { tokens } else { weights.declare_rows(vocabulary, width) };
+            if !is_tied {
+                weights.list.declared[weight as usize].layout = RankLayout::Rows;
+            }
             (norm, LinearWeights { flattens: is_tied, ..LinearWeights::plain(weight, width, vocabulary, split) })
         });
         // A module moves its buffers after its parts.
@@ -396,6 +423,9 @@ impl Transformer {
     }
 
     fn embed(&self, machine: &mut TensorMachine, ids: Tensor) -> Variable {
+        if machine.plan.techniques.splits_sequences {
+            return self.embed_parts(machine, ids);
+        }
         let length = u64::from(machine.graph.length);
         let tokens = machine.embedding(self.tokens, ids, machine.tokens());
         if machine.plan.techniques.tensor_ranks > 1 {
@@ -412,6 +442,38 @@ impl Transformer {
         let x = machine.sum(tokens, positions, Some(machine.graph.sequences), Category::Activation);
         machine.release_all([tokens.tensor, positions.tensor]);
         self.dropped(machine, x)
+    }
+
+    /// This rank's part of every sequence. Ranks have parts of both tables.
+    fn embed_parts(&self, machine: &mut TensorMachine, ids: Tensor) -> Variable {
+        let length = u64::from(machine.graph.length);
+        let tokens = machine.embedding_of_ranks(self.tokens, ids, machine.tokens(), SplitDimension::Tokens);
+        if self.architecture.is_rotary {
+            return self.dropped(machine, tokens);
+        }
+        let range = machine.alloc(INDEX * length, Category::Activation);
+        machine.elementwise(INDEX * length, [range]);
+        let positions = machine.embedding_of_ranks(self.positions, range, length, SplitDimension::Positions);
+        machine.release(range);
+        let x = machine.sum(tokens, positions, Some(machine.graph.sequences), Category::Activation);
+        machine.release_all([tokens.tensor, positions.tensor]);
+        self.dropped(machine, x)
+    }
+
+    /// The input of the products after a norm, and the norm's result where that is something else: then its caller holds it.
+    fn gathered(machine: &mut TensorMachine, normed: Variable) -> (Variable, Option<Tensor>) {
+        match machine.plan.techniques.splits_sequences {
+            true => (machine.gather_sequences(normed), Some(normed.tensor)),
+            false => (normed, None),
+        }
+    }
+
+    /// The result of a product that is split by its inputs, as this rank goes on with it.
+    fn scattered(machine: &mut TensorMachine, summand: Variable) -> Variable {
+        match machine.plan.techniques.splits_sequences {
+            true => machine.scatter_sums(summand, SplitDimension::Tokens),
+            false => summand,
+        }
     }
 
     /// Whether numbers are dropped now: validation drops none.
@@ -446,7 +508,8 @@ impl Transformer {
 
     /// Attention and the product after it. Releases its input.
     fn attention(&self, machine: &mut TensorMachine, weights: &BlockWeights, normed: Variable) -> Variable {
-        let joined = machine.linear(normed, weights.query_key_value, Category::Activation);
+        let (rows, held) = Self::gathered(machine, normed);
+        let joined = machine.linear(rows, weights.query_key_value, Category::Activation);
         let ranks = machine.plan.techniques.tensor_ranks;
         let shape = AttentionShape {
             number: machine.plan.precision.of_attended(),
@@ -466,10 +529,12 @@ impl Transformer {
             Some(_) => Variable { tensor: machine.retain(attended.tensor), ..attended },
         };
         let projected = machine.linear(by_token, weights.projection, Category::Temporary);
+        let projected = Self::scattered(machine, projected);
         if self.architecture.is_rotary {
             machine.release_all([query.tensor, key.tensor]);
         }
-        machine.release_all([by_token.tensor, joined.tensor, attended.tensor, normed.tensor]);
+        machine.release_all([by_token.tensor, joined.tensor, attended.tensor, rows.tensor]);
+        held.into_iter().for_each(|normed| machine.release(normed));
         projected
     }
 
@@ -537,21 +602,31 @@ impl Transformer {
                 mixed
             }
             MlpWeights::Dense { up, down } => {
-                let raised = machine.linear(normed, up, Category::Temporary);
-                machine.release(normed.tensor);
+                let (rows, held) = Self::gathered(machine, normed);
+                let raised = machine.linear(rows, up, Category::Temporary);
+                // A module of its own holds its input until it returns.
+                let input = held.map(|normed| [rows.tensor, normed]);
+                if input.is_none() {
+                    machine.release(rows.tensor);
+                }
                 let hidden = self.activated(machine, raised);
                 let lowered = machine.linear(hidden, down, Category::Temporary);
+                let lowered = Self::scattered(machine, lowered);
                 machine.release(hidden.tensor);
+                input.into_iter().for_each(|tensors| machine.release_all(tensors));
                 lowered
             }
             MlpWeights::Gated { gate, up, down } => {
-                let gate = machine.linear(normed, gate, Category::Activation);
+                let (rows, held) = Self::gathered(machine, normed);
+                let gate = machine.linear(rows, gate, Category::Activation);
                 let active = self.activated(machine, gate);
-                let raised = machine.linear(normed, up, Category::Activation);
+                let raised = machine.linear(rows, up, Category::Activation);
                 let hidden = machine.multiply(active, raised, Category::Activation);
                 machine.release_all([active.tensor, raised.tensor]);
                 let lowered = machine.linear(hidden, down, Category::Temporary);
-                machine.release_all([hidden.tensor, normed.tensor]);
+                let lowered = Self::scattered(machine, lowered);
+                machine.release_all([hidden.tensor, rows.tensor]);
+                held.into_iter().for_each(|normed| machine.release(normed));
                 lowered
             }
         }
@@ -601,8 +676,12 @@ impl ModelArchitecture for Transformer {
             machine.release_all([normed.tensor, x.tensor]);
             return loss;
         }
-        let logits = machine.linear(normed, head, Category::Logits);
-        machine.release(normed.tensor);
+        let (rows, held) = Self::gathered(machine, normed);
+        let mut logits = machine.linear(rows, head, Category::Logits);
+        if held.is_some() {
+            logits = machine.gather_columns(logits);
+        }
+        [Some(rows.tensor), held].into_iter().flatten().for_each(|tensor| machine.release(tensor));
         if result == ForwardResult::Logits {
             machine.release(x.tensor);
             return logits;
@@ -669,14 +748,27 @@ impl TransformerWeights<'_> {
 
     fn norm(&mut self, width: u32) -> RowNorm {
         let Architecture { norm: kind, has_bias, .. } = self.architecture;
-        let scale = self.declare(width.into());
-        let shift = (kind == RowNormKind::Layer && has_bias).then(|| self.declare(width.into()));
+        let mut declare = || {
+            let id = self.declare(width.into());
+            self.list.declared[id as usize].layout = RankLayout::PartialGradient;
+            id
+        };
+        let scale = declare();
+        let shift = (kind == RowNormKind::Layer && has_bias).then(declare);
         RowNorm { kind, scale, shift }
     }
 
     fn linear(&mut self, inputs: u32, outputs: u32, split: TensorSplit) -> LinearWeights {
         let weight = self.declare_rows(outputs, inputs);
         let bias = self.architecture.has_bias.then(|| self.declare(outputs.into()));
+        let (of_weight, of_bias) = match split {
+            TensorSplit::Whole => (RankLayout::Replicated, RankLayout::Replicated),
+            TensorSplit::Outputs => (RankLayout::Rows, RankLayout::Rows),
+            TensorSplit::Inputs => (RankLayout::Columns, RankLayout::Replicated),
+        };
+        for (id, layout) in [(Some(weight), of_weight), (bias, of_bias)] {
+            id.into_iter().for_each(|id| self.list.declared[id as usize].layout = layout);
+        }
         let adapter = self.plan.techniques.lora_rank.map(|rank| LoraAdapter {
             down: self.list.declare(u64::from(inputs) * u64::from(rank), true),
             up: self.list.declare(u64::from(rank) * u64::from(outputs), true),
@@ -688,6 +780,7 @@ impl TransformerWeights<'_> {
     fn embedding(&mut self, rows: u32, width: u32) -> WeightId {
         let id = self.declare_rows(rows, width);
         self.list.declared[id as usize].is_embedding = true;
+        self.list.declared[id as usize].layout = RankLayout::RowsWithWholeGradient;
         id
     }
 
