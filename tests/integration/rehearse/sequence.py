@@ -196,8 +196,12 @@ model = Gpt().to("cuda", torch.bfloat16 if "bf16_model" in techniques else torch
 parallelize_module(model, mesh, model_plan)
 for block in model.blocks:
     parallelize_module(block, mesh, block_plan)
-kind = torch.optim.SGD if "sgd" in techniques else torch.optim.AdamW
-optimizer = kind(model.parameters(), lr=1e-4)
+if "sgd" in techniques:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+else:
+    update = {"fused": True} if "fused" in techniques else {}
+    update = {"foreach": False} if "foreach_off" in techniques else update
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **update)
 parts = 4 if "accum4" in techniques else 1
 for step in range(options.steps):
     for part in range(parts):

@@ -366,8 +366,20 @@ const MODELLED_WITH_FSDP: [&str; 16] = [
 ];
 
 /// The same for `sequence_parallel`.
-const MODELLED_WITH_SEQUENCE_PARALLEL: [&str; 10] =
-    ["sequence_parallel", "amp", "bf16_model", "tf32", "ckpt", "accum", "zero_fill", "empty_cache", "gc", "sgd"];
+const MODELLED_WITH_SEQUENCE_PARALLEL: [&str; 12] = [
+    "sequence_parallel",
+    "amp",
+    "bf16_model",
+    "tf32",
+    "ckpt",
+    "accum",
+    "zero_fill",
+    "empty_cache",
+    "gc",
+    "sgd",
+    "fused",
+    "foreach_off",
+];
 
 /// The techniques read so far, and the words that set them.
 #[derive(Default)]
