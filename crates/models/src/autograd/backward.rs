@@ -126,7 +126,7 @@ impl TensorMachine {
             GraphOperation::LigerLoss => self.liger_loss_backward(saved),
             GraphOperation::Linear(shape) => self.linear_backward(saved, shape, first),
             GraphOperation::GatherSequences => one(self.reduce_scatter(first, SplitDimension::Tokens)),
-            GraphOperation::GatherColumns => one(self.own_columns(first)),
+            GraphOperation::GatherColumns { bytes } => one(self.own_columns(bytes, first)),
             GraphOperation::ScatterSums(dimension) => one(self.all_gather(first, dimension)),
             GraphOperation::QuantizedLinear { inputs, outputs } => {
                 self.quantized_linear_backward(inputs, outputs, first)

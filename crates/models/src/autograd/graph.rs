@@ -249,8 +249,10 @@ pub(crate) enum GraphOperation {
     Linear(LinearShape),
     /// The parts of all ranks, joined: their gradients are parts of sums, and every rank gets its part of the sum.
     GatherSequences,
-    /// The same along the numbers of a token, whose gradient is whole on every rank.
-    GatherColumns,
+    /// The same along the numbers of a token, whose gradient is whole on every rank. This rank's part has this many bytes.
+    GatherColumns {
+        bytes: u64,
+    },
     /// Every rank's part of the sum over ranks: the gradients of all parts are joined.
     ScatterSums(SplitDimension),
     /// A product with a frozen weight of 4 bits.

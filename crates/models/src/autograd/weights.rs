@@ -55,6 +55,8 @@ pub(crate) struct DeclaredWeight {
     /// Whether it is kept in 4 bits.
     pub(crate) is_quantized: bool,
     pub(crate) layout: RankLayout,
+    /// Its elements on all ranks, where they divide it by that layout.
+    pub(crate) whole: u64,
 }
 
 /// The weights that a model has declared so far.
@@ -78,6 +80,7 @@ impl WeightList {
             is_buffer: false,
             is_quantized: false,
             layout: RankLayout::default(),
+            whole: elements,
         });
         (self.declared.len() - 1) as WeightId
     }
@@ -115,6 +118,7 @@ pub(crate) struct WeightState {
     pub(crate) elements: u64,
     rows: u64,
     layout: RankLayout,
+    whole: u64,
     is_buffer: bool,
     /// Its format, where it is not that of all weights.
     number: Option<NumberFormat>,
@@ -137,8 +141,8 @@ pub(crate) struct WeightState {
 impl WeightState {
     /// A weight that is not loaded yet.
     pub(crate) fn of(declared: &DeclaredWeight) -> WeightState {
-        let DeclaredWeight { elements, rows, layout, number, layer, trainable, is_buffer, .. } = *declared;
-        WeightState { elements, rows, layout, number, layer, trainable, is_buffer, ..WeightState::default() }
+        let DeclaredWeight { elements, rows, layout, whole, number, layer, trainable, is_buffer, .. } = *declared;
+        WeightState { elements, rows, layout, whole, number, layer, trainable, is_buffer, ..WeightState::default() }
     }
 
     /// The tensor that the optimizer updates on this rank.
@@ -318,14 +322,12 @@ impl TensorMachine {
 
     /// The elements of the gradient itself, which can be whole where the rank has a part of the weight.
     pub(crate) fn gradient_elements_along(&self, edge: GradientEdge) -> u64 {
-        let elements = self.elements_along(edge);
+        let is_whole = |weight: &WeightState| weight.layout == RankLayout::RowsWithWholeGradient;
         match edge {
-            GradientEdge::Weight(weight)
-                if self.weights[weight as usize].layout == RankLayout::RowsWithWholeGradient =>
-            {
-                elements * u64::from(self.plan.techniques.sequence_ranks())
+            GradientEdge::Weight(weight) if is_whole(&self.weights[weight as usize]) => {
+                self.weights[weight as usize].whole
             }
-            _ => elements,
+            _ => self.elements_along(edge),
         }
     }
 
@@ -471,12 +473,10 @@ impl TensorMachine {
     /// first, then those of every block.
     fn load_and_divide(&mut self) {
         let model = self.model.clone();
-        let ranks = u64::from(self.plan.techniques.sequence_ranks());
         for declared in model.weights() {
             self.layer = declared.layer;
             let number = declared.number.unwrap_or(self.plan.precision.of_weights());
-            let is_whole = matches!(declared.layout, RankLayout::Replicated | RankLayout::PartialGradient);
-            let bytes = declared.elements * number.bytes() * if is_whole { 1 } else { ranks };
+            let bytes = declared.whole * number.bytes();
             let tensor = Some(self.copy_in(bytes, Category::Parameter));
             self.weights.push(WeightState { tensor, ..WeightState::of(declared) });
         }
@@ -497,15 +497,15 @@ impl TensorMachine {
         self.layer = None;
     }
 
-    /// Replaces a weight by this rank's part, which the first rank sends to itself too, from a list of contiguous parts
-    /// (`Shard._shard_tensor`). Returns the whole weight.
+    /// Replaces a weight by this rank's part, which the first rank sends to itself too, from a list of parts (`Shard._shard_tensor`).
+    /// Parts of columns are copies, as are parts that are padded to the size of the first. Returns the whole weight.
     fn divide_weight(&mut self, id: usize) -> Option<Tensor> {
-        let &WeightState { tensor, layout, elements, .. } = &self.weights[id];
-        let ranks = self.plan.techniques.sequence_ranks();
+        let &WeightState { tensor, layout, elements, whole, .. } = &self.weights[id];
+        let ranks = u64::from(self.plan.techniques.sequence_ranks());
         let bytes = elements * self.weight_number(id as WeightId).bytes();
         let copies = match layout {
             RankLayout::Replicated | RankLayout::PartialGradient => return None,
-            RankLayout::Rows | RankLayout::RowsWithWholeGradient => 0,
+            RankLayout::Rows | RankLayout::RowsWithWholeGradient => ranks - whole / elements,
             RankLayout::Columns => ranks,
         };
         let copies: Vec<Tensor> = (0..copies).map(|_| self.temporary(bytes)).collect();

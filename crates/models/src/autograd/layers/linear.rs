@@ -322,11 +322,15 @@ impl TensorMachine {
         self.output_of(whole, input.number, GraphOperation::GatherSequences, &[input])
     }
 
-    /// All numbers of every token, of those that every rank has. Releases its input.
-    pub(crate) fn gather_columns(&mut self, input: Variable) -> Variable {
+    /// All `columns` numbers of every token, of those that every rank has. Ranks that cannot have as many pad theirs, and the
+    /// result is then a part of what was gathered. Releases its input.
+    pub(crate) fn gather_columns(&mut self, input: Variable, columns: u32) -> Variable {
+        let bytes = self.bytes(input.tensor);
         let whole = self.all_gather(input.tensor, SplitDimension::Columns);
         self.release(input.tensor);
-        self.output_of(whole, input.number, GraphOperation::GatherColumns, &[input])
+        let output = self.output_of(whole, input.number, GraphOperation::GatherColumns { bytes }, &[input]);
+        let of_columns = self.rows(columns, input.number);
+        Variable { part: (of_columns < self.bytes(whole)).then_some(of_columns), ..output }
     }
 
     /// This rank's part of the sum over ranks. Releases its input.
@@ -381,9 +385,8 @@ impl TensorMachine {
         part
     }
 
-    /// A copy of this rank's numbers of every token (`Shard._replicate_to_shard`).
-    pub(crate) fn own_columns(&mut self, whole: Tensor) -> Tensor {
-        let bytes = self.bytes(whole) / u64::from(self.plan.techniques.tensor_ranks);
+    /// A copy of this rank's numbers of every token, with this many bytes (`Shard._replicate_to_shard`).
+    pub(crate) fn own_columns(&mut self, bytes: u64, whole: Tensor) -> Tensor {
         let part = self.alloc(bytes, self.category_after(whole, Category::Temporary));
         self.elementwise(2 * bytes, [whole, part]);
         part

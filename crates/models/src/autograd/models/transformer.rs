@@ -256,11 +256,6 @@ impl Architecture {
         if self.kernel(plan).is_some() {
             plan.refuse_padded_heads(plan.shape.head_width())?;
         }
-        let sequence_ranks = plan.techniques.sequence_ranks();
-        if !self.vocabulary.is_multiple_of(sequence_ranks) {
-            let tokens = self.vocabulary;
-            return Err(format!("{sequence_ranks} ranks of sequence_parallel do not divide {tokens} tokens of vocab"));
-        }
         if *self == Architecture::reference(plan) {
             return Ok(());
         }
@@ -391,10 +386,10 @@ impl Transformer {
         let width = plan.shape.width;
         // Rows of the token table, and columns of the output head.
         let vocabulary = architecture.vocabulary.div_ceil(plan.techniques.tensor_ranks);
-        let tokens = weights.embedding(vocabulary, width);
+        let tokens = weights.embedding(architecture.vocabulary, vocabulary, width);
         // Without parts of the sequences, every rank has all positions.
         let positions = plan.shape.context / plan.techniques.sequence_ranks();
-        let learned = (!architecture.is_rotary).then(|| weights.embedding(positions, width));
+        let learned = (!architecture.is_rotary).then(|| weights.embedding(plan.shape.context, positions, width));
         let blocks = (0..plan.shape.layers / plan.techniques.pipeline_stages)
             .map(|layer| {
                 weights.list.layer = u16::try_from(layer).ok();
@@ -408,7 +403,7 @@ impl Transformer {
             let is_tied = architecture.is_tied;
             let weight = if is_tied { tokens } else { weights.declare_rows(vocabulary, width) };
             if !is_tied {
-                weights.list.declared[weight as usize].layout = RankLayout::Rows;
+                weights.divide(weight, RankLayout::Rows, u64::from(architecture.vocabulary) * u64::from(width));
             }
             (norm, LinearWeights { flattens: is_tied, ..LinearWeights::plain(weight, width, vocabulary, split) })
         });
@@ -679,7 +674,7 @@ impl ModelArchitecture for Transformer {
         let (rows, held) = Self::gathered(machine, normed);
         let mut logits = machine.linear(rows, head, Category::Logits);
         if held.is_some() {
-            logits = machine.gather_columns(logits);
+            logits = machine.gather_columns(logits, self.architecture.vocabulary);
         }
         [Some(rows.tensor), held].into_iter().flatten().for_each(|tensor| machine.release(tensor));
         if result == ForwardResult::Logits {
@@ -750,7 +745,7 @@ impl TransformerWeights<'_> {
         let Architecture { norm: kind, has_bias, .. } = self.architecture;
         let mut declare = || {
             let id = self.declare(width.into());
-            self.list.declared[id as usize].layout = RankLayout::PartialGradient;
+            self.divide(id, RankLayout::PartialGradient, width.into());
             id
         };
         let scale = declare();
@@ -761,13 +756,14 @@ impl TransformerWeights<'_> {
     fn linear(&mut self, inputs: u32, outputs: u32, split: TensorSplit) -> LinearWeights {
         let weight = self.declare_rows(outputs, inputs);
         let bias = self.architecture.has_bias.then(|| self.declare(outputs.into()));
-        let (of_weight, of_bias) = match split {
-            TensorSplit::Whole => (RankLayout::Replicated, RankLayout::Replicated),
-            TensorSplit::Outputs => (RankLayout::Rows, RankLayout::Rows),
-            TensorSplit::Inputs => (RankLayout::Columns, RankLayout::Replicated),
+        let (layout, divided_bias) = match split {
+            TensorSplit::Whole => (RankLayout::Replicated, None),
+            TensorSplit::Outputs => (RankLayout::Rows, bias),
+            TensorSplit::Inputs => (RankLayout::Columns, None),
         };
-        for (id, layout) in [(Some(weight), of_weight), (bias, of_bias)] {
-            id.into_iter().for_each(|id| self.list.declared[id as usize].layout = layout);
+        for id in [Some(weight), divided_bias].into_iter().flatten() {
+            let whole = self.list.declared[id as usize].elements * u64::from(self.plan.techniques.sequence_ranks());
+            self.divide(id, layout, whole);
         }
         let adapter = self.plan.techniques.lora_rank.map(|rank| LoraAdapter {
             down: self.list.declare(u64::from(inputs) * u64::from(rank), true),
@@ -777,11 +773,20 @@ impl TransformerWeights<'_> {
         LinearWeights { bias, adapter, ..LinearWeights::plain(weight, inputs, outputs, split) }
     }
 
-    fn embedding(&mut self, rows: u32, width: u32) -> WeightId {
+    /// A table of this many rows, of which this rank has some.
+    fn embedding(&mut self, whole: u32, rows: u32, width: u32) -> WeightId {
         let id = self.declare_rows(rows, width);
         self.list.declared[id as usize].is_embedding = true;
-        self.list.declared[id as usize].layout = RankLayout::RowsWithWholeGradient;
+        self.divide(id, RankLayout::RowsWithWholeGradient, u64::from(whole) * u64::from(width));
         id
+    }
+
+    /// Says how ranks that have parts of the sequences share a weight of this many elements.
+    fn divide(&mut self, id: WeightId, layout: RankLayout, whole: u64) {
+        if self.plan.techniques.splits_sequences {
+            let declared = &mut self.list.declared[id as usize];
+            (declared.layout, declared.whole) = (layout, whole);
+        }
     }
 
     /// Declares a weight, frozen where adapters are trained instead.
