@@ -666,6 +666,15 @@ mod tests {
             ("fp16,fsdp:2", "'fsdp' and 'fp16' together are not modelled"),
             ("fsdp:2,offload_optimizer", "'fsdp' and 'offload_optimizer' together are not modelled"),
             ("tensor_parallel:5", "5 ranks of tensor_parallel do not divide 12 heads"),
+            ("sequence_parallel:5", "5 ranks of sequence_parallel do not divide 12 heads"),
+            ("sequence_parallel:3", "3 ranks of sequence_parallel do not divide 1024 tokens of context"),
+            ("sequence_parallel", "'sequence_parallel' takes a whole number from 2 to 65535"),
+            ("sequence_parallel:2,offload", "'sequence_parallel' and 'offload' together are not modelled"),
+            ("inplace,sequence_parallel:2", "'sequence_parallel' and 'inplace' together are not modelled"),
+            (
+                "tensor_parallel:2,sequence_parallel:2",
+                "'tensor_parallel:2' and 'sequence_parallel:2' contradict: only one of them can be set",
+            ),
             ("pipeline:5", "5 stages of pipeline do not divide 12 layers"),
             ("accum3", "3 micro-batches do not divide 8 sequences"),
             ("lora,qlora", "'lora' and 'qlora' contradict: only one of them can be set"),
@@ -756,6 +765,7 @@ mod tests {
         for (words, expected) in [
             ("", NumericEffect::Same),
             ("ckpt2,offload,accum4,chunked_loss:4", NumericEffect::Same),
+            ("sequence_parallel:4", NumericEffect::Same),
             ("ckpt,tf32", NumericEffect::Rounding),
             ("bf16_master,ckpt", NumericEffect::Rounding),
             ("amp,adam8bit", NumericEffect::Training),

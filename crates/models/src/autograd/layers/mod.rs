@@ -243,7 +243,8 @@ impl TensorMachine {
         gradient
     }
 
-    /// Whether the gradient of a cast is a DTensor: the operands of products are, logits are not.
+    /// Whether the gradient of a cast is a DTensor: the operands of products are, logits are not. Rotated heads are not either,
+    /// but nothing is added to their gradients.
     fn is_of_ranks(&self, incoming: Tensor) -> bool {
         self.plan.techniques.splits_sequences && self.category_after(incoming, Category::Temporary) != Category::Logits
     }

@@ -852,6 +852,9 @@ mod tests {
             ("fsdp:2,bf16_master", "fsdp:2"),
             ("fsdp:2,bf16_model", "fsdp:2,bf16_master"),
             ("tensor_parallel:4", "tensor_parallel:2"),
+            ("sequence_parallel:4", "sequence_parallel:2"),
+            ("sequence_parallel:2", ""),
+            ("sequence_parallel:2,ckpt", "sequence_parallel:2"),
             ("pipeline:4,accum4", "accum4"),
             ("", "zero_fill"),
             ("", "ddp"),
@@ -925,6 +928,26 @@ mod tests {
                 "heads of 2 numbers are not modelled: not a multiple of 4; `oomph rehearse` runs the model's own code",
             ),
             (vec![("tied", "yes"), ("techniques", "fsdp:4")], "technique 'fsdp' is not modelled for this model yet"),
+            (
+                vec![("tied", "yes"), ("techniques", "sequence_parallel:2")],
+                "'sequence_parallel' is not modelled for a tied head",
+            ),
+            (
+                vec![("experts", "4"), ("techniques", "sequence_parallel:2")],
+                "technique 'sequence_parallel' is not modelled for experts",
+            ),
+            (
+                vec![("lengths", "64,256"), ("techniques", "sequence_parallel:2")],
+                "technique 'sequence_parallel' is not modelled for sequences of several lengths",
+            ),
+            (
+                vec![("validate_every", "1"), ("techniques", "sequence_parallel:2")],
+                "technique 'sequence_parallel' is not modelled with validation",
+            ),
+            (
+                vec![("ffn", "601"), ("techniques", "sequence_parallel:2")],
+                "2 ranks of sequence_parallel do not divide 601 numbers of ffn",
+            ),
             (vec![("activation", "gelu"), ("techniques", "inplace")], "'inplace' needs activation=relu"),
             (vec![("tied", "yes"), ("techniques", "chunked_loss")], "'chunked_loss' is not modelled for a tied head"),
             (
@@ -948,6 +971,10 @@ mod tests {
         for ranks in ["ddp", "zero1:2", "zero2:2", "zero3:2", "fsdp:2", "tensor_parallel:2"] {
             assert!(count(ranks, OpKind::Collective) > 0, "{ranks}");
         }
+        // In each pass, two sequences are gathered and two sums scattered by each of four blocks; one is scattered for each of
+        // two tables; backward repeats that. The head gathers its input and the logits, and scatters one gradient. Of nine
+        // norms, the optimizer sums two gradients over ranks three times.
+        assert_eq!(count("sequence_parallel:2", OpKind::Collective), 3 * (2 * (4 * 4 + 2) + 3 + 9 * 2 * 3));
         for host in ["offload", "offload_optimizer", "offload_params", "offload_component"] {
             assert!(count(host, OpKind::HostAlloc) > 0, "{host}");
         }
@@ -991,6 +1018,36 @@ mod tests {
         assert!(mixed.contains(&(gather, 2 * block)) && mixed.contains(&(gather, 3 * 2 * block)));
         assert_eq!(on(&mixed, reduce), on(&sizes, reduce));
         assert_eq!(on(&sizes_of("fsdp:3,accum2"), reduce).len(), 10, "every micro-batch is reduced");
+    }
+
+    /// Outside of products and attention, a rank has its part of every sequence. It keeps its rows of a table, and the gradient
+    /// of all of them.
+    #[test]
+    fn ranks_have_parts_of_sequences() {
+        let sizes_of = |batch: &str, ranks: &str| {
+            let recipe = small(&format!("sequence_parallel:{ranks}"), 1).with("batch", batch).with("vocab", "5001");
+            let trace = Trace::read(&recipe.workload().unwrap()).unwrap();
+            let sizes = trace.events.iter().filter_map(|event| match event.op {
+                Op::Alloc { bytes, tag, .. } => Some((trace.tables.tags()[tag.index()].category, bytes)),
+                _ => None,
+            });
+            sizes.collect::<Vec<(Category, u64)>>()
+        };
+        // Nine norms of 128 tokens of every sequence, each with two statistics.
+        let of_two = sizes_of("8", "2");
+        let statistics = of_two.iter().filter(|size| **size == (Category::Activation, 8 * 128 * 4));
+        assert_eq!(statistics.count(), 9 * 2);
+        // What is gathered is copied into its place, unless there is one sequence: eight inputs, eight gradients, the input of
+        // the head and the gradient of the tokens.
+        assert_eq!(sizes_of("2", "4").len() - sizes_of("1", "4").len(), 18);
+        // Of 5001 tokens, 1251 on a rank; the rows of the last rank are padded for this one, which sends them.
+        let of_four = sizes_of("8", "4");
+        assert!(of_four.contains(&(Category::Parameter, 5001 * 256 * 4)));
+        assert!(of_four.contains(&(Category::Temporary, 1251 * 256 * 4)));
+        assert!(of_four.contains(&(Category::Gradient, 5001 * 256 * 4)));
+        // The scores that arrive are padded too, and cut before the loss.
+        assert_eq!(of_four.iter().filter(|(_, bytes)| *bytes == 8 * 256 * 4 * 1251 * 4).count(), 2);
+        assert!(of_four.contains(&(Category::Logits, 8 * 256 * 5001 * 4)));
     }
 
     /// Pinned buffers are used again: a second step needs no new ones.
@@ -1068,7 +1125,7 @@ mod tests {
             attention in prop::sample::select(vec!["auto", "math", "flash", "efficient", "cudnn"]),
             techniques in prop::sample::select(vec![
                 "", "amp", "fp16", "bf16_model", "bf16_master,ckpt", "amp,ckpt", "ckpt2", "amp,accum2", "amp,offload",
-                "offload_params", "lora", "amp,lora", "amp,tensor_parallel:2", "pipeline:2", "zero3:2", "chunked_loss",
+                "offload_params", "lora", "amp,lora", "amp,tensor_parallel:2", "amp,sequence_parallel:2", "pipeline:2", "zero3:2", "chunked_loss",
                 "amp,ddp", "inplace",
             ]),
         ) {
@@ -1095,7 +1152,7 @@ mod tests {
                 "amp", "fp16", "bf16_model", "ckpt", "accum2", "offload", "offload_optimizer", "offload_params",
                 "offload_component", "inplace", "zero_fill", "empty_cache", "gc", "sgd", "adam8bit", "fused",
                 "foreach_off", "chunked_loss", "lora", "ddp", "zero1:2", "zero2:2", "zero3:2", "fsdp:3",
-                "tensor_parallel:2", "pipeline:2", "tf32",
+                "tensor_parallel:2", "sequence_parallel:2", "pipeline:2", "tf32",
             ], 0..6),
         ) {
             let techniques = words.join(",");
