@@ -80,9 +80,9 @@ impl TensorMachine {
         if retain == RetainGraph::No {
             self.release_saved(node);
         }
-        for (gradient, edge) in gradients.into_iter().zip(node.edges) {
-            if let Some(gradient) = gradient {
-                self.deliver(gradient, edge);
+        for place in delivery_order(node) {
+            if let Some(gradient) = gradients[place] {
+                self.deliver(gradient, node.edges[place]);
             }
         }
     }
@@ -249,6 +249,15 @@ impl TensorMachine {
         let gradient = self.alloc(bytes, self.category_after(incoming, Category::Temporary));
         self.elementwise(3 * bytes, [incoming, saved.operand(0, incoming), gradient]);
         gradient
+    }
+}
+
+/// The order in which gradients reach their places. Where `linear` makes rows of several sequences one matrix and has a bias, it
+/// transposes the weight after that (`_flatten_nd_linear`), and autograd runs the later of both views first.
+fn delivery_order(node: &GraphNode) -> [usize; MOST_EDGES] {
+    match node.operation {
+        GraphOperation::Linear(shape) if shape.flattens && shape.is_biased => [0, 2, 1],
+        _ => [0, 1, 2],
     }
 }
 

@@ -243,10 +243,12 @@ impl TensorMachine {
         gradient
     }
 
-    /// Whether the gradient of a cast is a DTensor: the operands of products are, logits are not. Rotated heads are not either,
-    /// but nothing is added to their gradients.
+    /// Whether the gradient of a cast is a DTensor: the operands of products are, which autocast casts; logits are not. Heads
+    /// are not either, but nothing is added to their gradients, and the operands of the head come before them.
     fn is_of_ranks(&self, incoming: Tensor) -> bool {
-        self.plan.techniques.splits_sequences && self.category_after(incoming, Category::Temporary) != Category::Logits
+        self.plan.techniques.splits_sequences
+            && self.plan.precision.is_autocast()
+            && self.category_after(incoming, Category::Temporary) != Category::Logits
     }
 
     /// The place of the largest number of every row (`argmax`).
