@@ -203,6 +203,8 @@ pub static TECHNIQUES: &[Technique] = &[
         .with_published(SHARDING),
     technique("tensor_parallel", "Tensor parallel over 4 ranks, per rank", "wide layers, fast links")
         .with_words("tensor_parallel:4"),
+    technique("sequence_parallel", "Tensor and sequence parallel over 4 ranks, per rank", "long sequences, fast links")
+        .with_words("sequence_parallel:4"),
     technique("pipeline", "Pipeline of 4 stages, the first one", "deep models, slow links").with_words("pipeline:4"),
     technique("amp+ckpt", "Mixed precision and checkpointing", "the usual pair for language models"),
     technique("amp+accum4", "Mixed precision and accumulation", "keeping the batch, at speed"),

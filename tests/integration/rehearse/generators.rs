@@ -9,7 +9,7 @@ use super::truth::{rehearsed, rehearsed_with};
 use crate::allocator_actions::{actions, assert_equal_actions, with_sorted_frees};
 
 /// Layers, width, heads, vocabulary, context and batch; the settings; the techniques.
-const PROGRAMS: [([u32; 6], &str, &str); 24] = [
+const PROGRAMS: [([u32; 6], &str, &str); 25] = [
     ([3, 192, 3, 1000, 200, 4], "", ""),
     ([2, 320, 5, 3001, 96, 12], "", "sgd"),
     ([4, 256, 4, 777, 130, 8], "", "ckpt"),
@@ -35,6 +35,8 @@ const PROGRAMS: [([u32; 6], &str, &str); 24] = [
     ([2, 320, 2, 600, 111, 3], "attention=efficient gated=yes ffn=333", "amp"),
     ([2, 96, 1, 600, 253, 3], "attention=cudnn rotary=yes bias=no gated=yes", "amp,offload"),
     ([2, 192, 3, 1000, 200, 4], "bias=no gated=yes", "amp,ckpt,inplace"),
+    // The gradients of two products that share their input are added to earlier ones.
+    ([3, 80, 2, 2000, 32, 2], "gated=yes", "zero_fill"),
 ];
 const NAMES: [&str; 6] = ["layers", "width", "heads", "vocab", "context", "batch"];
 const STEPS: &str = "3";

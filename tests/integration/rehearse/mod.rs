@@ -3,6 +3,7 @@
 mod fsdp;
 mod generators;
 mod ranks;
+mod sequence;
 mod truth;
 
 use std::{

@@ -5,8 +5,8 @@
 
 use super::{
     graph::{
-        GradientEdge, GradientPlace, Gradients, Graph, GraphNode, GraphOperation, MOST_EDGES, Tensor, Variable,
-        VariableOrigin, WeightId,
+        GradientEdge, GradientPlace, Gradients, Graph, GraphNode, GraphOperation, MOST_EDGES, SplitDimension, Tensor,
+        Variable, VariableOrigin, WeightId,
     },
     machine::{HostThread, TensorMachine},
     saving::UnpackedTensors,
@@ -69,6 +69,7 @@ impl TensorMachine {
         for (place, gradient) in incoming.iter_mut().take(usize::from(node.outputs)).enumerate() {
             *gradient = self.graph.gradients[node.first_gradient as usize + place].take();
         }
+        incoming.into_iter().flatten().for_each(|gradient| self.wait_for_ranks(gradient));
         let gradients = match incoming[0] {
             Some(first) => self.node_gradients(node, first, &mut incoming),
             None => [None; MOST_EDGES],
@@ -79,9 +80,9 @@ impl TensorMachine {
         if retain == RetainGraph::No {
             self.release_saved(node);
         }
-        for (gradient, edge) in gradients.into_iter().zip(node.edges) {
-            if let Some(gradient) = gradient {
-                self.deliver(gradient, edge);
+        for place in delivery_order(node) {
+            if let Some(gradient) = gradients[place] {
+                self.deliver(gradient, node.edges[place]);
             }
         }
     }
@@ -118,12 +119,15 @@ impl TensorMachine {
             }
             GraphOperation::Join { narrowed } => self.join_backward(saved, narrowed, first),
             GraphOperation::Reorder => one(self.copied_gradient(self.bytes(first), first)),
-            GraphOperation::LayerNorm => self.layer_norm_backward(saved, first),
+            GraphOperation::LayerNorm { rows } => self.layer_norm_backward(saved, rows, first),
             GraphOperation::LigerNorm { columns } => self.liger_norm_backward(saved, columns, first),
             GraphOperation::LigerRotate { copied } => self.liger_rotate_backward(saved, copied, incoming),
             GraphOperation::LigerGate => self.liger_gate_backward(saved, first),
             GraphOperation::LigerLoss => self.liger_loss_backward(saved),
             GraphOperation::Linear(shape) => self.linear_backward(saved, shape, first),
+            GraphOperation::GatherSequences => one(self.reduce_scatter(first, SplitDimension::Tokens)),
+            GraphOperation::GatherColumns { bytes } => one(self.own_columns(bytes, first)),
+            GraphOperation::ScatterSums(dimension) => one(self.all_gather(first, dimension)),
             GraphOperation::QuantizedLinear { inputs, outputs } => {
                 self.quantized_linear_backward(inputs, outputs, first)
             }
@@ -245,6 +249,15 @@ impl TensorMachine {
         let gradient = self.alloc(bytes, self.category_after(incoming, Category::Temporary));
         self.elementwise(3 * bytes, [incoming, saved.operand(0, incoming), gradient]);
         gradient
+    }
+}
+
+/// The order in which gradients reach their places. Where `linear` makes rows of several sequences one matrix and has a bias, it
+/// transposes the weight after that (`_flatten_nd_linear`), and autograd runs the later of both views first.
+fn delivery_order(node: &GraphNode) -> [usize; MOST_EDGES] {
+    match node.operation {
+        GraphOperation::Linear(shape) if shape.flattens && shape.is_biased => [0, 2, 1],
+        _ => [0, 1, 2],
     }
 }
 

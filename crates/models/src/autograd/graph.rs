@@ -95,6 +95,17 @@ pub(crate) enum TensorSplit {
     Inputs,
 }
 
+/// The dimension along which ranks divide a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SplitDimension {
+    /// The tokens of a tensor without sequences, its first dimension.
+    Positions,
+    /// The tokens of every sequence.
+    Tokens,
+    /// The numbers of every token.
+    Columns,
+}
+
 /// A product with a weight, for its backward.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LinearShape {
@@ -222,7 +233,10 @@ pub(crate) enum GraphOperation {
     },
     /// Another order of the same numbers: the gradient is copied into the old order.
     Reorder,
-    LayerNorm,
+    /// A norm of this many rows.
+    LayerNorm {
+        rows: u64,
+    },
     /// RMS norm of rows of this many numbers, by liger-kernel, as the three below.
     LigerNorm {
         columns: u64,
@@ -233,6 +247,14 @@ pub(crate) enum GraphOperation {
     LigerGate,
     LigerLoss,
     Linear(LinearShape),
+    /// The parts of all ranks, joined: their gradients are parts of sums, and every rank gets its part of the sum.
+    GatherSequences,
+    /// The same along the numbers of a token, whose gradient is whole on every rank. This rank's part has this many bytes.
+    GatherColumns {
+        bytes: u64,
+    },
+    /// Every rank's part of the sum over ranks: the gradients of all parts are joined.
+    ScatterSums(SplitDimension),
     /// A product with a frozen weight of 4 bits.
     QuantizedLinear {
         inputs: u32,

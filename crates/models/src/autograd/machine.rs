@@ -102,6 +102,10 @@ pub(crate) struct TensorMachine {
     pub(crate) has_sent_bucket: bool,
     /// What FSDP holds between two of its calls.
     pub(crate) sharded_groups: ShardedGroups,
+    /// Results of collectives that no operator has waited for yet, and what each of them still reads.
+    pub(crate) unfinished_collectives: Vec<[Tensor; 2]>,
+    /// Whether DTensor has looked up the shape of a cast's gradient.
+    pub(crate) has_shape_of_cast: bool,
     /// The weights that autocast has copies of.
     pub(crate) cast_weights: Vec<WeightId>,
     pub(crate) random: SeededRandom,
@@ -151,6 +155,8 @@ impl TensorMachine {
             unsent_gradients: 0,
             has_sent_bucket: false,
             sharded_groups: ShardedGroups::default(),
+            unfinished_collectives: Vec::new(),
+            has_shape_of_cast: false,
             cast_weights: Vec::new(),
             random: SeededRandom::new(0, "machine"),
             kernel_search: KernelSearch::default(),

@@ -78,6 +78,11 @@ impl TensorMachine {
                 self.elementwise(8 * bytes, [gradient, mean, square]);
             }
         }
+        match update_loop {
+            UpdateLoop::Foreach => self.use_gradients_for_means(updated),
+            UpdateLoop::Fused => self.use_gradients_in_layout(updated, 1),
+            UpdateLoop::OneByOne => {}
+        }
         let roots = match update_loop {
             UpdateLoop::Foreach => self.temporary_for_each(updated, bytes_of),
             UpdateLoop::Fused | UpdateLoop::OneByOne => Vec::new(),
@@ -110,6 +115,7 @@ impl TensorMachine {
     /// The root for one weight (`_single_tensor_adamw`): it is divided into a second temporary, which a Python variable keeps
     /// until that of the next weight replaces it.
     fn root_of_one(&mut self, id: WeightId, bytes: u64, last: &mut Option<Tensor>) -> Tensor {
+        self.use_gradients_for_means(&[id]);
         self.layer = self.weights[id as usize].layer;
         let root = self.temporary(bytes);
         let divided = self.temporary(bytes);
@@ -132,7 +138,20 @@ impl TensorMachine {
         weights.iter().map(allocate).collect()
     }
 
+    /// The first mean takes the gradients once (`lerp_`), the second takes them twice (`addcmul_`).
+    fn use_gradients_for_means(&mut self, updated: &[WeightId]) {
+        self.use_gradients_in_layout(updated, 1);
+        self.use_gradients_in_layout(updated, 2);
+    }
+
+    /// An operator on these weights that takes the gradients this many times.
+    fn use_gradients_in_layout(&mut self, updated: &[WeightId], times: u32) {
+        let lists: Vec<Tensor> = (0..times).flat_map(|_| self.gradients_in_layout(updated)).collect();
+        lists.into_iter().rev().for_each(|gradient| self.release(gradient));
+    }
+
     fn update_with_sgd(&mut self, updated: &[WeightId]) {
+        self.use_gradients_in_layout(updated, 1);
         for &id in updated {
             let weight = &self.weights[id as usize];
             if let (Some(tensor), Some(gradient)) = (weight.resident(), weight.resident_gradient()) {

@@ -188,7 +188,7 @@ impl TrainingPlan {
             ("liger", techniques.liger && !is_llama_like),
             ("chunked_loss", techniques.loss_chunks.is_some()),
             ("inplace", techniques.in_place),
-            ("tensor_parallel", techniques.tensor_ranks > 1),
+            (techniques.tensor_word(), techniques.tensor_ranks > 1),
             ("pipeline", techniques.pipeline_stages > 1),
             ("offload_component", techniques.offload_embeddings),
         ];
@@ -222,6 +222,14 @@ impl TrainingPlan {
         self.shape.batch / self.techniques.micro_batches
     }
 
+    /// Refuses sequences that are divided among ranks where that was not compared with PyTorch's.
+    pub(crate) fn refuse_split_sequences(&self, place: &str) -> Result<(), String> {
+        match self.techniques.splits_sequences {
+            true => Err(format!("technique 'sequence_parallel' is not modelled {place}")),
+            false => Ok(()),
+        }
+    }
+
     /// Attention heads on this rank.
     pub(crate) fn local_heads(&self) -> u32 {
         self.shape.heads / self.techniques.tensor_ranks
@@ -239,7 +247,8 @@ impl TrainingPlan {
             if whole.is_multiple_of(parts) { Ok(()) } else { Err(format!("{parts} {what} do not divide {whole} {of}")) }
         };
         divides(techniques.micro_batches, shape.batch, "micro-batches", "sequences")?;
-        divides(techniques.tensor_ranks, shape.heads, "ranks of tensor_parallel", "heads")?;
+        divides(techniques.tensor_ranks, shape.heads, &format!("ranks of {}", techniques.tensor_word()), "heads")?;
+        divides(techniques.sequence_ranks(), shape.context, "ranks of sequence_parallel", "tokens of context")?;
         divides(techniques.pipeline_stages, shape.layers, "stages of pipeline", "layers")
     }
 }

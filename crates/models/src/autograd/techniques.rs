@@ -18,7 +18,7 @@ pub(crate) const TECHNIQUES: Parameter = Parameter::words(
     "memory-saving techniques: amp, fp16, bf16_model, bf16_master, tf32, ckpt, ckpt2, ckpt_selective, accum2, accum4, accum8, \
      offload, offload_optimizer, offload_params, offload_component, inplace, zero_fill, empty_cache[:n|forward|backward|\
      step|phase], gc[:n], sgd, adam8bit, paged_adam8bit, paged_adam, fused, foreach_off, chunked_loss[:n], liger, lora[:rank], qlora[:rank], ddp[:n], zero1:n, zero2:n, zero3:n, \
-     fsdp:n, tensor_parallel:n, pipeline:n",
+     fsdp:n, tensor_parallel:n, sequence_parallel:n, pipeline:n",
 );
 /// An older name of the words for number formats.
 pub(crate) const PRECISION: Parameter = Parameter::alias(
@@ -209,6 +209,8 @@ pub(crate) struct Techniques {
     pub(crate) quantized: bool,
     pub(crate) data_parallel: DataParallel,
     pub(crate) tensor_ranks: u32,
+    /// Outside of products and attention, every rank of a tensor-parallel group has a part of each sequence.
+    pub(crate) splits_sequences: bool,
     pub(crate) pipeline_stages: u32,
 }
 
@@ -235,12 +237,23 @@ impl Default for Techniques {
             quantized: false,
             data_parallel: DataParallel::Alone,
             tensor_ranks: 1,
+            splits_sequences: false,
             pipeline_stages: 1,
         }
     }
 }
 
 impl Techniques {
+    /// The word that divides weights among ranks.
+    pub(crate) fn tensor_word(&self) -> &'static str {
+        if self.splits_sequences { "sequence_parallel" } else { "tensor_parallel" }
+    }
+
+    /// Among how many ranks a sequence is divided.
+    pub(crate) fn sequence_ranks(&self) -> u32 {
+        if self.splits_sequences { self.tensor_ranks } else { 1 }
+    }
+
     /// Reads the list of words, older names included.
     pub(crate) fn read(parameters: &Parameters<'_>) -> Result<(Precision, Techniques), WorkloadError> {
         let mut reading = TechniqueParser::default();
@@ -323,12 +336,13 @@ impl TechniqueWords {
 pub const OPTIMIZER_WORDS: [&str; 6] = ["sgd", "adam8bit", "paged_adam8bit", "paged_adam", "fused", "foreach_off"];
 
 /// Words of which only one can be given.
-const EXCLUSIVE: [&[&str]; 5] = [
+const EXCLUSIVE: [&[&str]; 6] = [
     &["amp", "fp16", "bf16_model", "bf16_master"],
     &OPTIMIZER_WORDS,
     &["ddp", "zero1", "zero2", "zero3", "fsdp"],
     &["lora", "qlora"],
     &["ckpt", "ckpt_selective"],
+    &["tensor_parallel", "sequence_parallel"],
 ];
 
 /// The words whose programs were compared with FSDP's own code; others are refused beside `fsdp`.
@@ -343,6 +357,22 @@ const MODELLED_WITH_FSDP: [&str; 16] = [
     "offload",
     "offload_params",
     "inplace",
+    "zero_fill",
+    "empty_cache",
+    "gc",
+    "sgd",
+    "fused",
+    "foreach_off",
+];
+
+/// The same for `sequence_parallel`.
+const MODELLED_WITH_SEQUENCE_PARALLEL: [&str; 12] = [
+    "sequence_parallel",
+    "amp",
+    "bf16_model",
+    "tf32",
+    "ckpt",
+    "accum",
     "zero_fill",
     "empty_cache",
     "gc",
@@ -406,6 +436,9 @@ impl TechniqueParser {
             }
             "fsdp" => techniques.data_parallel = DataParallel::FullyShard { ranks: count(word, argument, 2, None)? },
             "tensor_parallel" => techniques.tensor_ranks = count(word, argument, 2, None)?,
+            "sequence_parallel" => {
+                (techniques.tensor_ranks, techniques.splits_sequences) = (count(word, argument, 2, None)?, true);
+            }
             "pipeline" => techniques.pipeline_stages = count(word, argument, 2, None)?,
             _ => match (name.strip_prefix("accum"), name.strip_prefix("ckpt")) {
                 (Some(micro_batches), _) => techniques.micro_batches = positive(word, micro_batches)?,
@@ -414,9 +447,9 @@ impl TechniqueParser {
                 (None, None) => {}
             },
         }
-        let takes_argument =
-            ["empty_cache", "gc", "chunked_loss", "lora", "qlora", "ddp", "fsdp", "tensor_parallel", "pipeline"];
-        if argument.is_some() && !takes_argument.contains(&name) && !name.starts_with("zero") {
+        let takes_argument = ["empty_cache", "gc", "chunked_loss", "lora", "qlora", "ddp", "fsdp", "pipeline"];
+        let takes_ranks = name.starts_with("zero") || EXCLUSIVE[5].contains(&name);
+        if argument.is_some() && !takes_argument.contains(&name) && !takes_ranks {
             return Err(format!("technique '{name}' takes no argument"));
         }
         Ok(())
@@ -441,11 +474,15 @@ impl TechniqueParser {
         if shards && techniques.offload_weights {
             return clash("zero", "offload_params", "weights are staged from one place, not two");
         }
-        let is_modelled = |word: &&String| MODELLED_WITH_FSDP.contains(&stem_of(name_of(word)));
-        if self.has("fsdp")
-            && let Some(other) = self.seen.iter().find(|word| !is_modelled(word))
+        for (word, modelled) in
+            [("fsdp", MODELLED_WITH_FSDP.as_slice()), ("sequence_parallel", &MODELLED_WITH_SEQUENCE_PARALLEL)]
         {
-            return Err(format!("'fsdp' and '{other}' together are not modelled"));
+            let is_modelled = |word: &&String| modelled.contains(&stem_of(name_of(word)));
+            if self.has(word)
+                && let Some(other) = self.seen.iter().find(|word| !is_modelled(word))
+            {
+                return Err(format!("'{word}' and '{other}' together are not modelled"));
+            }
         }
         if techniques.pipeline_stages > 1 && techniques.loss_chunks.is_some() {
             return clash("pipeline", "chunked_loss", "the first stage, which is shown, has no loss");
@@ -521,7 +558,7 @@ impl NumericEffect {
             // The same formulas by fused kernels, which round at other places (liger-kernel).
             "liger" => NumericEffect::Rounding,
             // Sums over parts of a batch, of rows, of columns.
-            "chunked_loss" | "tensor_parallel" => NumericEffect::Same,
+            "chunked_loss" | "tensor_parallel" | "sequence_parallel" => NumericEffect::Same,
             // Gradients of micro-batches are summed. `torch.nn.BatchNorm2d` takes mean and variance of the micro-batch.
             "accum" | "pipeline" if !has_batch_norm => NumericEffect::Same,
             // TF32 keeps 10 bits of the mantissa of a product's operands (PyTorch, "CUDA semantics").
@@ -569,7 +606,8 @@ mod tests {
     #[test]
     fn every_word_is_known() {
         for word in super::known_words() {
-            let needs_ranks = ["zero1", "zero2", "zero3", "fsdp", "tensor_parallel", "pipeline"].contains(&word);
+            let needs_ranks =
+                ["zero1", "zero2", "zero3", "fsdp", "tensor_parallel", "sequence_parallel", "pipeline"].contains(&word);
             // bitsandbytes' weights and liger-kernel are used with models of transformers.
             let model = if ["qlora", "liger"].contains(&word) { "llama-2-7b" } else { "reference-gpt-163m" };
             let word = if needs_ranks { format!("{word}:4") } else { word.to_owned() };
@@ -628,6 +666,15 @@ mod tests {
             ("fp16,fsdp:2", "'fsdp' and 'fp16' together are not modelled"),
             ("fsdp:2,offload_optimizer", "'fsdp' and 'offload_optimizer' together are not modelled"),
             ("tensor_parallel:5", "5 ranks of tensor_parallel do not divide 12 heads"),
+            ("sequence_parallel:5", "5 ranks of sequence_parallel do not divide 12 heads"),
+            ("sequence_parallel:3", "3 ranks of sequence_parallel do not divide 1024 tokens of context"),
+            ("sequence_parallel", "'sequence_parallel' takes a whole number from 2 to 65535"),
+            ("sequence_parallel:2,offload", "'sequence_parallel' and 'offload' together are not modelled"),
+            ("inplace,sequence_parallel:2", "'sequence_parallel' and 'inplace' together are not modelled"),
+            (
+                "tensor_parallel:2,sequence_parallel:2",
+                "'tensor_parallel:2' and 'sequence_parallel:2' contradict: only one of them can be set",
+            ),
             ("pipeline:5", "5 stages of pipeline do not divide 12 layers"),
             ("accum3", "3 micro-batches do not divide 8 sequences"),
             ("lora,qlora", "'lora' and 'qlora' contradict: only one of them can be set"),
@@ -718,6 +765,7 @@ mod tests {
         for (words, expected) in [
             ("", NumericEffect::Same),
             ("ckpt2,offload,accum4,chunked_loss:4", NumericEffect::Same),
+            ("sequence_parallel:4", NumericEffect::Same),
             ("ckpt,tf32", NumericEffect::Rounding),
             ("bf16_master,ckpt", NumericEffect::Rounding),
             ("amp,adam8bit", NumericEffect::Training),

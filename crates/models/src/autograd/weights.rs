@@ -21,6 +21,23 @@ use oomph_trace::{BlockSlot, Category, CollectiveKind, MarkKind, TraceEventId};
 const BUCKET: u64 = 25 * MIB;
 const FIRST_BUCKET: u64 = MIB;
 
+/// How the ranks of a tensor-parallel group that has parts of the sequences share a weight and its gradient (the placements
+/// of DTensor).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum RankLayout {
+    /// Every rank has both.
+    #[default]
+    Replicated,
+    /// Every rank has the weight; its gradient is one summand of the whole.
+    PartialGradient,
+    /// Every rank has some rows of both.
+    Rows,
+    /// The same of columns.
+    Columns,
+    /// Every rank has some rows of the weight, and the whole gradient.
+    RowsWithWholeGradient,
+}
+
 /// A weight as the model declares it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeclaredWeight {
@@ -37,6 +54,9 @@ pub(crate) struct DeclaredWeight {
     pub(crate) is_buffer: bool,
     /// Whether it is kept in 4 bits.
     pub(crate) is_quantized: bool,
+    pub(crate) layout: RankLayout,
+    /// Its elements on all ranks, where they divide it by that layout.
+    pub(crate) whole: u64,
 }
 
 /// The weights that a model has declared so far.
@@ -59,6 +79,8 @@ impl WeightList {
             number: None,
             is_buffer: false,
             is_quantized: false,
+            layout: RankLayout::default(),
+            whole: elements,
         });
         (self.declared.len() - 1) as WeightId
     }
@@ -95,6 +117,8 @@ pub(crate) struct WeightState {
     pub(crate) shard: Option<Tensor>,
     pub(crate) elements: u64,
     rows: u64,
+    layout: RankLayout,
+    whole: u64,
     is_buffer: bool,
     /// Its format, where it is not that of all weights.
     number: Option<NumberFormat>,
@@ -117,8 +141,8 @@ pub(crate) struct WeightState {
 impl WeightState {
     /// A weight that is not loaded yet.
     pub(crate) fn of(declared: &DeclaredWeight) -> WeightState {
-        let DeclaredWeight { elements, rows, number, layer, trainable, is_buffer, .. } = *declared;
-        WeightState { elements, rows, number, layer, trainable, is_buffer, ..WeightState::default() }
+        let DeclaredWeight { elements, rows, layout, whole, number, layer, trainable, is_buffer, .. } = *declared;
+        WeightState { elements, rows, layout, whole, number, layer, trainable, is_buffer, ..WeightState::default() }
     }
 
     /// The tensor that the optimizer updates on this rank.
@@ -141,6 +165,9 @@ impl TensorMachine {
         self.trace.mark(MarkKind::Phase, "load", 0);
         if self.is_fully_sharded() {
             return self.load_groups();
+        }
+        if self.plan.techniques.splits_sequences {
+            return self.load_and_divide();
         }
         let number = self.plan.precision.of_weights();
         let model = self.model.clone();
@@ -293,6 +320,17 @@ impl TensorMachine {
         }
     }
 
+    /// The elements of the gradient itself, which can be whole where the rank has a part of the weight.
+    pub(crate) fn gradient_elements_along(&self, edge: GradientEdge) -> u64 {
+        let is_whole = |weight: &WeightState| weight.layout == RankLayout::RowsWithWholeGradient;
+        match edge {
+            GradientEdge::Weight(weight) if is_whole(&self.weights[weight as usize]) => {
+                self.weights[weight as usize].whole
+            }
+            _ => self.elements_along(edge),
+        }
+    }
+
     /// The number of elements of a weight that this rank's optimizer updates.
     pub(crate) fn shard_elements(&self, id: WeightId) -> u64 {
         let &WeightState { elements, rows, .. } = &self.weights[id as usize];
@@ -427,6 +465,80 @@ impl TensorMachine {
     /// Whether weights are complete only while their layer runs.
     fn gathers_weights(&self) -> bool {
         matches!(self.plan.techniques.data_parallel, DataParallel::Sharded { stage: 3, .. })
+    }
+}
+
+impl TensorMachine {
+    /// Moves the whole model to the device, then divides it among the ranks (`parallelize_module`): the model's own modules
+    /// first, then those of every block.
+    fn load_and_divide(&mut self) {
+        let model = self.model.clone();
+        for declared in model.weights() {
+            self.layer = declared.layer;
+            let number = declared.number.unwrap_or(self.plan.precision.of_weights());
+            let bytes = declared.whole * number.bytes();
+            let tensor = Some(self.copy_in(bytes, Category::Parameter));
+            self.weights.push(WeightState { tensor, ..WeightState::of(declared) });
+        }
+        let blocks = (0..self.plan.shape.layers).map(|layer| u16::try_from(layer).ok());
+        for layer in [None].into_iter().chain(blocks) {
+            self.layer = layer;
+            let mut whole = Vec::new();
+            for id in self.weights_of(layer) {
+                let is_bias = self.weights[id].rows == self.weights[id].elements;
+                if !is_bias {
+                    // The weight before belongs to another module.
+                    whole.drain(..).for_each(|tensor| self.release(tensor));
+                }
+                whole.extend(self.divide_weight(id));
+            }
+            whole.into_iter().for_each(|tensor| self.release(tensor));
+        }
+        self.layer = None;
+    }
+
+    /// Replaces a weight by this rank's part, which the first rank sends to itself too, from a list of parts (`Shard._shard_tensor`).
+    /// Parts of columns are copies, as are parts that are padded to the size of the first. Returns the whole weight.
+    fn divide_weight(&mut self, id: usize) -> Option<Tensor> {
+        let &WeightState { tensor, layout, elements, whole, .. } = &self.weights[id];
+        let ranks = u64::from(self.plan.techniques.sequence_ranks());
+        let bytes = elements * self.weight_number(id as WeightId).bytes();
+        let copies = match layout {
+            RankLayout::Replicated | RankLayout::PartialGradient => return None,
+            RankLayout::Rows | RankLayout::RowsWithWholeGradient => ranks - whole / elements,
+            RankLayout::Columns => ranks,
+        };
+        let copies: Vec<Tensor> = (0..copies).map(|_| self.temporary(bytes)).collect();
+        let part = self.alloc(bytes, Category::Parameter);
+        self.elementwise(2 * bytes, [part]);
+        copies.into_iter().rev().for_each(|copy| self.release(copy));
+        self.weights[id].tensor = Some(part);
+        tensor
+    }
+
+    /// Gradients as the optimizer's operators take them, in the layout of their weights: this rank's rows of whole ones, and
+    /// sums over ranks. Every call makes new ones (`redistribute_local_args`).
+    pub(crate) fn gradients_in_layout(&mut self, updated: &[WeightId]) -> Vec<Tensor> {
+        if !self.plan.techniques.splits_sequences {
+            return Vec::new();
+        }
+        let mut made = Vec::new();
+        for &id in updated {
+            let &WeightState { layout, elements, layer, gradient, .. } = &self.weights[id as usize];
+            let (Some(gradient), RankLayout::PartialGradient | RankLayout::RowsWithWholeGradient) = (gradient, layout)
+            else {
+                continue;
+            };
+            self.layer = layer;
+            let bytes = elements * self.weight_number(id).bytes();
+            let in_layout = self.temporary(bytes);
+            self.elementwise(2 * bytes, [gradient, in_layout]);
+            if layout == RankLayout::PartialGradient {
+                self.collective(CollectiveKind::AllReduce, bytes, self.plan.techniques.sequence_ranks());
+            }
+            made.push(in_layout);
+        }
+        made
     }
 }
 

@@ -92,7 +92,9 @@ pub(crate) const FAULTY_TRAINING: GeneratorEntry = GeneratorEntry {
     build: |parameters| {
         let (plan, steps) = (TrainingPlan::read(parameters)?, parameters.count(plan::STEPS.name)?);
         plan.refuse_libraries().map_err(|reason| parameters.refuse(reason))?;
-        plan.refuse_fully_shard().map_err(|reason| parameters.refuse(reason))?;
+        plan.refuse_fully_shard()
+            .and_then(|()| plan.refuse_split_sequences("for programs with faults"))
+            .map_err(|reason| parameters.refuse(reason))?;
         if plan.techniques.micro_batches > 1 || plan.techniques.pipeline_stages > 1 {
             let reason = "a program with a fault does not divide its batches: accum and pipeline do not apply";
             return Err(parameters.refuse(reason));

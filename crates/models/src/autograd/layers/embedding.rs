@@ -3,7 +3,7 @@
 
 use super::{INDEX, convolution_kernels, scratch};
 use crate::autograd::{
-    graph::{GradientEdge, Gradients, GraphOperation, MOST_EDGES, Tensor, Variable, WeightId},
+    graph::{GradientEdge, Gradients, GraphOperation, MOST_EDGES, SplitDimension, Tensor, Variable, WeightId},
     machine::TensorMachine,
     saving::UnpackedTensors,
     techniques::NumberFormat,
@@ -32,6 +32,26 @@ impl TensorMachine {
             indices,
             Lookup { count, width: self.plan.shape.width, is_expanded: false, is_permuted: false },
         )
+    }
+
+    /// Looks up `count` rows of a table of which this rank has a part. Indices of other rows are replaced, the rows that were
+    /// looked up for them are set to zero (`_MaskPartial`), and every rank gets its part of the sum over ranks.
+    pub(crate) fn embedding_of_ranks(
+        &mut self,
+        table: WeightId,
+        indices: Tensor,
+        count: u64,
+        dimension: SplitDimension,
+    ) -> Variable {
+        let [below, above, mask] = [(); 3].map(|()| self.temporary(count));
+        self.elementwise(4 * INDEX * count, [indices, below, above, mask]);
+        self.release_all([below, above]);
+        let [copied, masked] = [(); 2].map(|()| self.temporary(INDEX * count));
+        self.elementwise(4 * INDEX * count, [indices, copied, masked]);
+        self.release(copied);
+        let rows = self.embedding(table, indices, count);
+        self.release_all([masked, mask]);
+        self.scatter_sums(rows, dimension)
     }
 
     /// Looks up rows of any width.
@@ -65,7 +85,7 @@ impl TensorMachine {
         let rows = lookup.is_permuted.then(|| self.copied_gradient(self.bytes(incoming), incoming));
         let written_out = lookup.is_expanded.then(|| self.temporary(INDEX * lookup.count));
         let to_table = saved.edges[0];
-        let elements = self.elements_along(to_table);
+        let elements = self.gradient_elements_along(to_table);
         let of_table = elements * self.plan.precision.of_weights().bytes();
         let gradient = if lookup.count <= scratch::UNSORTED_INDICES {
             self.gradient_along(to_table, of_table)

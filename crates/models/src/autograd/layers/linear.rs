@@ -1,8 +1,13 @@
 //! Products with a weight, as `torch.nn.Linear` makes them, with low-rank adapters (LoRA) beside frozen weights.
+//!
+//! A product can be split between the ranks of a tensor-parallel group. Where ranks have parts of the sequences otherwise, a
+//! split product's input is gathered and its result is scattered, as DTensor does it (`torch.distributed.tensor`).
 
 use super::scratch;
 use crate::autograd::{
-    graph::{GradientEdge, Gradients, GraphOperation, LinearShape, Tensor, TensorSplit, Variable, WeightId},
+    graph::{
+        GradientEdge, Gradients, GraphOperation, LinearShape, SplitDimension, Tensor, TensorSplit, Variable, WeightId,
+    },
     machine::TensorMachine,
     saving::UnpackedTensors,
     techniques::NumberFormat,
@@ -88,6 +93,11 @@ impl TensorMachine {
         let records = self.save_linear_operands(&operands, &linear);
         let number = operands.input.number;
         let rows = self.size(operands.input) / (u64::from(linear.inputs) * number.bytes());
+        // Every rank adds its share of the bias (`Partial._partition_value`).
+        let share_of_bias = operands
+            .bias
+            .filter(|_| linear.split == TensorSplit::Inputs && self.plan.techniques.splits_sequences)
+            .map(|bias| self.temporary(self.size(bias)));
         let (output, runs) = self.kept_result(rows * u64::from(linear.outputs) * number.bytes(), category);
         if runs {
             match linear.bias {
@@ -96,6 +106,9 @@ impl TensorMachine {
             }
             let product = self.matrix_product(ProductRole::Output, rows, linear.outputs.into(), linear.inputs, number);
             self.work(product, [operands.input.tensor, operands.weight.tensor, output]);
+        }
+        if let Some(share) = share_of_bias {
+            self.release(share);
         }
         if linear.split == TensorSplit::Inputs {
             self.sum_over_tensor_ranks(output);
@@ -288,12 +301,103 @@ impl TensorMachine {
         }
     }
 
-    /// A sum over the ranks of the tensor-parallel group, in place.
+    /// A sum over the ranks of the tensor-parallel group, in place. Where ranks have parts of the sequences, each gets its part
+    /// of the sum elsewhere.
     pub(crate) fn sum_over_tensor_ranks(&mut self, tensor: Tensor) {
+        if self.plan.techniques.splits_sequences {
+            return;
+        }
         self.collective(CollectiveKind::AllReduce, self.bytes(tensor), self.plan.techniques.tensor_ranks);
     }
 
     pub(crate) fn matrix_product(&self, role: ProductRole, m: u64, n: u64, k: u32, number: NumberFormat) -> Work {
         Work::Gemm { m: m as u32, n: n as u32, k, batch: 1, dtype: self.plan.precision.of_products(number), role }
+    }
+}
+
+impl TensorMachine {
+    /// Whole sequences, of every rank's part of them.
+    pub(crate) fn gather_sequences(&mut self, input: Variable) -> Variable {
+        let whole = self.all_gather(input.tensor, SplitDimension::Tokens);
+        self.output_of(whole, input.number, GraphOperation::GatherSequences, &[input])
+    }
+
+    /// All `columns` numbers of every token, of those that every rank has. Ranks that cannot have as many pad theirs, and the
+    /// result is then a part of what was gathered. Releases its input.
+    pub(crate) fn gather_columns(&mut self, input: Variable, columns: u32) -> Variable {
+        let bytes = self.bytes(input.tensor);
+        let whole = self.all_gather(input.tensor, SplitDimension::Columns);
+        self.release(input.tensor);
+        let output = self.output_of(whole, input.number, GraphOperation::GatherColumns { bytes }, &[input]);
+        let of_columns = self.rows(columns, input.number);
+        Variable { part: (of_columns < self.bytes(whole)).then_some(of_columns), ..output }
+    }
+
+    /// This rank's part of the sum over ranks. Releases its input.
+    pub(crate) fn scatter_sums(&mut self, input: Variable, dimension: SplitDimension) -> Variable {
+        let part = self.reduce_scatter(input.tensor, dimension);
+        self.release(input.tensor);
+        self.output_of(part, input.number, GraphOperation::ScatterSums(dimension), &[input])
+    }
+
+    /// Joins the parts of all ranks. They arrive one after the other: along any but the first dimension they are copied into
+    /// their places, unless these are the same (`all_gather_tensor`, `_maybe_view_chunk_cat`).
+    pub(crate) fn all_gather(&mut self, part: Tensor, dimension: SplitDimension) -> Tensor {
+        if self.is_stopped {
+            return Tensor::NONE;
+        }
+        let (ranks, bytes) = (self.plan.techniques.tensor_ranks, self.bytes(part));
+        let category = self.category_after(part, Category::Activation);
+        let arrived = self.alloc(bytes * u64::from(ranks), category);
+        self.collective(CollectiveKind::AllGather, bytes, ranks);
+        let is_copied = match dimension {
+            SplitDimension::Positions => {
+                let held = self.retain(part);
+                self.unfinished_collectives.push([arrived, held]);
+                false
+            }
+            SplitDimension::Tokens => self.graph.sequences > 1,
+            SplitDimension::Columns => self.tokens() > 1,
+        };
+        if !is_copied {
+            return arrived;
+        }
+        let joined = self.alloc(bytes * u64::from(ranks), category);
+        self.elementwise(2 * bytes * u64::from(ranks), [arrived, joined]);
+        self.release(arrived);
+        joined
+    }
+
+    /// This rank's part of the sum over ranks. Along any but the first dimension, the parts are copied one after the other
+    /// before (`reduce_scatter_tensor`). What is reduced lives until an operator waits for the result.
+    pub(crate) fn reduce_scatter(&mut self, whole: Tensor, dimension: SplitDimension) -> Tensor {
+        if self.is_stopped {
+            return Tensor::NONE;
+        }
+        let (ranks, bytes) = (self.plan.techniques.tensor_ranks, self.bytes(whole));
+        let reduced = match dimension {
+            SplitDimension::Positions => self.retain(whole),
+            SplitDimension::Tokens | SplitDimension::Columns => self.copied_gradient(bytes, whole),
+        };
+        let part = self.temporary(bytes / u64::from(ranks));
+        self.collective(CollectiveKind::ReduceScatter, bytes, ranks);
+        self.unfinished_collectives.push([part, reduced]);
+        part
+    }
+
+    /// A copy of this rank's numbers of every token, with this many bytes (`Shard._replicate_to_shard`).
+    pub(crate) fn own_columns(&mut self, bytes: u64, whole: Tensor) -> Tensor {
+        let part = self.alloc(bytes, self.category_after(whole, Category::Temporary));
+        self.elementwise(2 * bytes, [whole, part]);
+        part
+    }
+
+    /// Called by the operators that read the result of a collective: what the collective read is released
+    /// (`AsyncCollectiveTensor`).
+    pub(crate) fn wait_for_ranks(&mut self, result: Tensor) {
+        while let Some(place) = self.unfinished_collectives.iter().position(|[of, _]| *of == result) {
+            let [_, read] = self.unfinished_collectives.swap_remove(place);
+            self.release(read);
+        }
     }
 }

@@ -13,8 +13,12 @@ use oomph_trace::Category;
 impl TensorMachine {
     /// Cross-entropy against `target`, the indices of tokens or classes.
     pub(crate) fn cross_entropy(&mut self, logits: Variable, target: Tensor) -> Variable {
-        let bytes = self.bytes(logits.tensor);
+        let bytes = self.size(logits);
         let log_probabilities = self.alloc(bytes, Category::Logits);
+        if logits.part.is_some() {
+            // The kernel takes rows without gaps (`host_softmax`).
+            self.scratch(bytes, logits.tensor);
+        }
         self.elementwise(3 * bytes, [logits.tensor, log_probabilities]);
         self.save_for(&[logits], [log_probabilities]);
         let log_probabilities = self.output_of(log_probabilities, logits.number, GraphOperation::Pointwise, &[logits]);

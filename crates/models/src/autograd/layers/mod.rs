@@ -61,6 +61,7 @@ impl TensorMachine {
         broadcast_over: Option<u32>,
         category: Category,
     ) -> Variable {
+        [left, right].into_iter().for_each(|operand| self.wait_for_ranks(operand.tensor));
         let number = left.number.max(right.number);
         let (of_left, of_right) = (self.bytes(left.tensor), self.bytes(right.tensor));
         let bytes = of_left / left.number.bytes() * number.bytes();
@@ -88,7 +89,8 @@ impl TensorMachine {
             gradients[place] = Some(match (narrow, broadcast_over.filter(|_| place == 1)) {
                 (_, Some(sequences)) => {
                     let sum = self.gradient_along(saved.edges[1], bytes / u64::from(sequences));
-                    self.sum_rows(sequences.into(), u64::from(self.graph.length) * u64::from(self.plan.shape.width));
+                    let length = self.graph.length / self.plan.techniques.sequence_ranks();
+                    self.sum_rows(sequences.into(), u64::from(length) * u64::from(self.plan.shape.width));
                     self.work(Work::Reduction { bytes }, [incoming, sum]);
                     sum
                 }
@@ -222,13 +224,31 @@ impl TensorMachine {
 
     /// The gradient in the format before the cast.
     pub(crate) fn cast_backward(&mut self, to: GradientEdge, bytes: u64, incoming: Tensor) -> Tensor {
+        let is_of_ranks = self.is_of_ranks(incoming);
+        if is_of_ranks && !std::mem::replace(&mut self.has_shape_of_cast, true) {
+            // DTensor learns the shape of a result from a tensor without memory. The first such tensor on a GPU is this one,
+            // and before it one number is allocated (`init_gpu_context`).
+            self.scratch(NumberFormat::Single.bytes(), incoming);
+        }
         let gradient = match self.category_after(incoming, Category::Temporary) {
             Category::Logits => self.alloc(bytes, Category::Logits),
             _ => self.gradient_along(to, bytes),
         };
         let traffic = self.bytes(incoming) + bytes;
         self.elementwise(traffic, [incoming, gradient]);
+        if is_of_ranks {
+            // Autograd adds to no tensor subclass in place (`can_accumulate_inplace`).
+            self.becomes_view(gradient);
+        }
         gradient
+    }
+
+    /// Whether the gradient of a cast is a DTensor: the operands of products are, which autocast casts; logits are not. Heads
+    /// are not either, but nothing is added to their gradients, and the operands of the head come before them.
+    fn is_of_ranks(&self, incoming: Tensor) -> bool {
+        self.plan.techniques.splits_sequences
+            && self.plan.precision.is_autocast()
+            && self.category_after(incoming, Category::Temporary) != Category::Logits
     }
 
     /// The place of the largest number of every row (`argmax`).

@@ -71,17 +71,19 @@ impl TensorMachine {
             self.save(input.tensor);
             self.save_weight(scale, false);
         }
+        self.wait_for_ranks(input.tensor);
         let bytes = self.bytes(input.tensor);
         let output = self.alloc(bytes, Category::Activation);
+        let rows = bytes / (self.weights[scale as usize].elements * input.number.bytes());
         // Statistics are in single precision, whatever the rows are in.
-        let of_rows = self.tokens() * NumberFormat::Single.bytes();
+        let of_rows = rows * NumberFormat::Single.bytes();
         let mean = (kind == RowNormKind::Layer).then(|| self.alloc(of_rows, Category::Activation));
         let deviation = self.alloc(of_rows, Category::Activation);
         self.elementwise(2 * bytes, [input.tensor, output]);
         self.save_statistics(records, mean.into_iter().chain([deviation]));
         let to = |weight| if trainable { GradientEdge::Weight(weight) } else { GradientEdge::None };
         let edges = [input.edge(), to(scale), shift.map_or(GradientEdge::None, to)];
-        self.output(output, input.number, records, GraphOperation::LayerNorm, &edges)
+        self.output(output, input.number, records, GraphOperation::LayerNorm { rows }, &edges)
     }
 
     /// Divides every row by the root of the mean of its squares, in single precision and operator by operator.
@@ -144,7 +146,7 @@ impl TensorMachine {
     }
 
     /// The gradients of input, scale and shift.
-    pub(crate) fn layer_norm_backward(&mut self, saved: &UnpackedTensors, incoming: Tensor) -> Gradients {
+    pub(crate) fn layer_norm_backward(&mut self, saved: &UnpackedTensors, rows: u64, incoming: Tensor) -> Gradients {
         let bytes = self.bytes(incoming);
         // A shift is saved before the input.
         let input = saved.operand(usize::from(saved.edges[2].is_needed()), incoming);
@@ -161,7 +163,7 @@ impl TensorMachine {
             let mut of_weights =
                 [to_scale, to_shift].map(|edge| edge.is_needed().then(|| self.gradient_along(edge, of_weight)));
             self.work(Work::Reduction { bytes: 2 * bytes }, [incoming, input]);
-            if let Some(rows) = scratch::norm_partial_rows(self.tokens(), width) {
+            if let Some(rows) = scratch::norm_partial_rows(rows, width) {
                 self.sum_partial_rows(rows, [to_scale, to_shift], &mut of_weights);
             }
             [gradients[1], gradients[2]] = of_weights;

@@ -243,6 +243,7 @@ impl TensorMachine {
 
     /// Sets some numbers to zero and scales the others. Keeps a mask of one byte per number.
     pub(crate) fn dropout(&mut self, input: Variable) -> Variable {
+        self.wait_for_ranks(input.tensor);
         let bytes = self.size(input);
         let mask = self.alloc(bytes / input.number.bytes(), Category::Activation);
         let output = self.temporary(bytes);

@@ -92,7 +92,7 @@ fn read_plan(parameters: &Parameters<'_>) -> Result<TrainingPlan, WorkloadError>
         (techniques.lora_rank.is_some(), "lora"),
         (techniques.offload_weights, "offload_params"),
         (techniques.offload_embeddings, "offload_component"),
-        (techniques.tensor_ranks > 1, "tensor_parallel"),
+        (techniques.tensor_ranks > 1, techniques.tensor_word()),
         (techniques.pipeline_stages > 1, "pipeline"),
         (matches!(techniques.data_parallel, DataParallel::Sharded { stage: 3, .. }), "zero3"),
         (matches!(techniques.data_parallel, DataParallel::FullyShard { .. }), "fsdp"),

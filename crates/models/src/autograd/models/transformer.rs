@@ -13,7 +13,7 @@ use std::sync::Arc;
 use crate::{
     GeneratorEntry, Parameter, Parameters, WorkloadError,
     autograd::{
-        graph::{AttentionKernel, AttentionShape, SavingMode, Tensor, TensorSplit, Variable, WeightId},
+        graph::{AttentionKernel, AttentionShape, SavingMode, SplitDimension, Tensor, TensorSplit, Variable, WeightId},
         layers::{
             INDEX, ReluOutput,
             convolution_kernels::KernelSearch,
@@ -25,7 +25,7 @@ use crate::{
         plan::{self, SequenceLengths, TrainingPlan},
         techniques::{self, NumberFormat},
         trainer::{PlainTraining, Validation},
-        weights::{DeclaredWeight, WeightList, parameter_count},
+        weights::{DeclaredWeight, RankLayout, WeightList, parameter_count},
     },
 };
 use oomph_trace::Category;
@@ -120,6 +120,7 @@ pub(crate) const TRANSFORMER: GeneratorEntry = GeneratorEntry {
         if plan.shape.mixture.is_some() {
             plan.refuse_fully_shard().map_err(|reason| parameters.refuse(reason))?;
         }
+        refuse_uncompared_sequences(parameters, &plan)?;
         let lengths = SequenceLengths::read(plan.shape, parameters)?;
         let validation = read_validation(parameters, plan.shape.context)?;
         let architecture = Architecture::read(parameters, &plan)?;
@@ -132,6 +133,20 @@ pub(crate) const TRANSFORMER: GeneratorEntry = GeneratorEntry {
         Ok(parameter_count(&Transformer::of(&plan, architecture).weights))
     }),
 };
+
+/// Refuses passes whose sequences were not divided among ranks in a comparison with PyTorch.
+fn refuse_uncompared_sequences(parameters: &Parameters<'_>, plan: &TrainingPlan) -> Result<(), WorkloadError> {
+    let varies = plan.shape.min_length < plan.shape.context || !parameters.words(plan::LENGTHS.name)?.is_empty();
+    let refused = [
+        (plan.shape.mixture.is_some(), "for experts"),
+        (varies, "for sequences of several lengths"),
+        (parameters.count(plan::VALIDATE_EVERY.name)? > 0, "with validation"),
+    ];
+    for (_, reason) in refused.into_iter().filter(|(is_refused, _)| *is_refused) {
+        plan.refuse_split_sequences(reason).map_err(|reason| parameters.refuse(reason))?;
+    }
+    Ok(())
+}
 
 fn read_validation(parameters: &Parameters<'_>, context: u32) -> Result<Option<Validation>, WorkloadError> {
     let count = |parameter: &Parameter| parameters.count(parameter.name);
@@ -251,7 +266,8 @@ impl Architecture {
         }
         for (count, what) in [(self.key_value_heads, "kv_heads"), (self.ffn, "numbers of ffn")] {
             if !count.is_multiple_of(ranks) {
-                return Err(format!("{ranks} ranks of tensor_parallel do not divide {count} {what}"));
+                let word = plan.techniques.tensor_word();
+                return Err(format!("{ranks} ranks of {word} do not divide {count} {what}"));
             }
         }
         if self.is_rotary && !plan.shape.head_width().is_multiple_of(2) {
@@ -302,6 +318,7 @@ impl Architecture {
             };
         let refused = [
             (techniques.in_place && self.activation == Activation::Smooth, "'inplace' needs activation=relu"),
+            (techniques.splits_sequences && self.is_tied, "'sequence_parallel' is not modelled for a tied head"),
             (techniques.pipeline_stages > 1 && self.is_tied, "'pipeline' is not modelled for a tied head"),
             (techniques.offload_embeddings && self.is_tied, "'offload_component' is not modelled for a tied head"),
             (techniques.loss_chunks.is_some() && self.is_tied, "'chunked_loss' is not modelled for a tied head"),
@@ -369,8 +386,10 @@ impl Transformer {
         let width = plan.shape.width;
         // Rows of the token table, and columns of the output head.
         let vocabulary = architecture.vocabulary.div_ceil(plan.techniques.tensor_ranks);
-        let tokens = weights.embedding(vocabulary, width);
-        let learned = (!architecture.is_rotary).then(|| weights.embedding(plan.shape.context, width));
+        let tokens = weights.embedding(architecture.vocabulary, vocabulary, width);
+        // Without parts of the sequences, every rank has all positions.
+        let positions = plan.shape.context / plan.techniques.sequence_ranks();
+        let learned = (!architecture.is_rotary).then(|| weights.embedding(plan.shape.context, positions, width));
         let blocks = (0..plan.shape.layers / plan.techniques.pipeline_stages)
             .map(|layer| {
                 weights.list.layer = u16::try_from(layer).ok();
@@ -383,6 +402,9 @@ impl Transformer {
             let split = if vocabulary == architecture.vocabulary { TensorSplit::Whole } else { TensorSplit::Outputs };
             let is_tied = architecture.is_tied;
             let weight = if is_tied { tokens } else { weights.declare_rows(vocabulary, width) };
+            if !is_tied {
+                weights.divide(weight, RankLayout::Rows, u64::from(architecture.vocabulary) * u64::from(width));
+            }
             (norm, LinearWeights { flattens: is_tied, ..LinearWeights::plain(weight, width, vocabulary, split) })
         });
         // A module moves its buffers after its parts.
@@ -396,6 +418,9 @@ impl Transformer {
     }
 
     fn embed(&self, machine: &mut TensorMachine, ids: Tensor) -> Variable {
+        if machine.plan.techniques.splits_sequences {
+            return self.embed_parts(machine, ids);
+        }
         let length = u64::from(machine.graph.length);
         let tokens = machine.embedding(self.tokens, ids, machine.tokens());
         if machine.plan.techniques.tensor_ranks > 1 {
@@ -412,6 +437,38 @@ impl Transformer {
         let x = machine.sum(tokens, positions, Some(machine.graph.sequences), Category::Activation);
         machine.release_all([tokens.tensor, positions.tensor]);
         self.dropped(machine, x)
+    }
+
+    /// This rank's part of every sequence. Ranks have parts of both tables.
+    fn embed_parts(&self, machine: &mut TensorMachine, ids: Tensor) -> Variable {
+        let length = u64::from(machine.graph.length);
+        let tokens = machine.embedding_of_ranks(self.tokens, ids, machine.tokens(), SplitDimension::Tokens);
+        if self.architecture.is_rotary {
+            return self.dropped(machine, tokens);
+        }
+        let range = machine.alloc(INDEX * length, Category::Activation);
+        machine.elementwise(INDEX * length, [range]);
+        let positions = machine.embedding_of_ranks(self.positions, range, length, SplitDimension::Positions);
+        machine.release(range);
+        let x = machine.sum(tokens, positions, Some(machine.graph.sequences), Category::Activation);
+        machine.release_all([tokens.tensor, positions.tensor]);
+        self.dropped(machine, x)
+    }
+
+    /// The input of the products after a norm, and the norm's result where that is something else: then its caller holds it.
+    fn gathered(machine: &mut TensorMachine, normed: Variable) -> (Variable, Option<Tensor>) {
+        match machine.plan.techniques.splits_sequences {
+            true => (machine.gather_sequences(normed), Some(normed.tensor)),
+            false => (normed, None),
+        }
+    }
+
+    /// The result of a product that is split by its inputs, as this rank goes on with it.
+    fn scattered(machine: &mut TensorMachine, summand: Variable) -> Variable {
+        match machine.plan.techniques.splits_sequences {
+            true => machine.scatter_sums(summand, SplitDimension::Tokens),
+            false => summand,
+        }
     }
 
     /// Whether numbers are dropped now: validation drops none.
@@ -446,7 +503,8 @@ impl Transformer {
 
     /// Attention and the product after it. Releases its input.
     fn attention(&self, machine: &mut TensorMachine, weights: &BlockWeights, normed: Variable) -> Variable {
-        let joined = machine.linear(normed, weights.query_key_value, Category::Activation);
+        let (rows, held) = Self::gathered(machine, normed);
+        let joined = machine.linear(rows, weights.query_key_value, Category::Activation);
         let ranks = machine.plan.techniques.tensor_ranks;
         let shape = AttentionShape {
             number: machine.plan.precision.of_attended(),
@@ -466,10 +524,12 @@ impl Transformer {
             Some(_) => Variable { tensor: machine.retain(attended.tensor), ..attended },
         };
         let projected = machine.linear(by_token, weights.projection, Category::Temporary);
+        let projected = Self::scattered(machine, projected);
         if self.architecture.is_rotary {
             machine.release_all([query.tensor, key.tensor]);
         }
-        machine.release_all([by_token.tensor, joined.tensor, attended.tensor, normed.tensor]);
+        machine.release_all([by_token.tensor, joined.tensor, attended.tensor, rows.tensor]);
+        held.into_iter().for_each(|normed| machine.release(normed));
         projected
     }
 
@@ -537,21 +597,31 @@ impl Transformer {
                 mixed
             }
             MlpWeights::Dense { up, down } => {
-                let raised = machine.linear(normed, up, Category::Temporary);
-                machine.release(normed.tensor);
+                let (rows, held) = Self::gathered(machine, normed);
+                let raised = machine.linear(rows, up, Category::Temporary);
+                // A module of its own holds its input until it returns.
+                let input = held.map(|normed| [rows.tensor, normed]);
+                if input.is_none() {
+                    machine.release(rows.tensor);
+                }
                 let hidden = self.activated(machine, raised);
                 let lowered = machine.linear(hidden, down, Category::Temporary);
+                let lowered = Self::scattered(machine, lowered);
                 machine.release(hidden.tensor);
+                input.into_iter().for_each(|tensors| machine.release_all(tensors));
                 lowered
             }
             MlpWeights::Gated { gate, up, down } => {
-                let gate = machine.linear(normed, gate, Category::Activation);
+                let (rows, held) = Self::gathered(machine, normed);
+                let gate = machine.linear(rows, gate, Category::Activation);
                 let active = self.activated(machine, gate);
-                let raised = machine.linear(normed, up, Category::Activation);
+                let raised = machine.linear(rows, up, Category::Activation);
                 let hidden = machine.multiply(active, raised, Category::Activation);
                 machine.release_all([active.tensor, raised.tensor]);
                 let lowered = machine.linear(hidden, down, Category::Temporary);
-                machine.release_all([hidden.tensor, normed.tensor]);
+                let lowered = Self::scattered(machine, lowered);
+                machine.release_all([hidden.tensor, rows.tensor]);
+                held.into_iter().for_each(|normed| machine.release(normed));
                 lowered
             }
         }
@@ -601,8 +671,12 @@ impl ModelArchitecture for Transformer {
             machine.release_all([normed.tensor, x.tensor]);
             return loss;
         }
-        let logits = machine.linear(normed, head, Category::Logits);
-        machine.release(normed.tensor);
+        let (rows, held) = Self::gathered(machine, normed);
+        let mut logits = machine.linear(rows, head, Category::Logits);
+        if held.is_some() {
+            logits = machine.gather_columns(logits, self.architecture.vocabulary);
+        }
+        [Some(rows.tensor), held].into_iter().flatten().for_each(|tensor| machine.release(tensor));
         if result == ForwardResult::Logits {
             machine.release(x.tensor);
             return logits;
@@ -669,14 +743,28 @@ impl TransformerWeights<'_> {
 
     fn norm(&mut self, width: u32) -> RowNorm {
         let Architecture { norm: kind, has_bias, .. } = self.architecture;
-        let scale = self.declare(width.into());
-        let shift = (kind == RowNormKind::Layer && has_bias).then(|| self.declare(width.into()));
+        let mut declare = || {
+            let id = self.declare(width.into());
+            self.divide(id, RankLayout::PartialGradient, width.into());
+            id
+        };
+        let scale = declare();
+        let shift = (kind == RowNormKind::Layer && has_bias).then(declare);
         RowNorm { kind, scale, shift }
     }
 
     fn linear(&mut self, inputs: u32, outputs: u32, split: TensorSplit) -> LinearWeights {
         let weight = self.declare_rows(outputs, inputs);
         let bias = self.architecture.has_bias.then(|| self.declare(outputs.into()));
+        let (layout, divided_bias) = match split {
+            TensorSplit::Whole => (RankLayout::Replicated, None),
+            TensorSplit::Outputs => (RankLayout::Rows, bias),
+            TensorSplit::Inputs => (RankLayout::Columns, None),
+        };
+        for id in [Some(weight), divided_bias].into_iter().flatten() {
+            let whole = self.list.declared[id as usize].elements * u64::from(self.plan.techniques.sequence_ranks());
+            self.divide(id, layout, whole);
+        }
         let adapter = self.plan.techniques.lora_rank.map(|rank| LoraAdapter {
             down: self.list.declare(u64::from(inputs) * u64::from(rank), true),
             up: self.list.declare(u64::from(rank) * u64::from(outputs), true),
@@ -685,10 +773,20 @@ impl TransformerWeights<'_> {
         LinearWeights { bias, adapter, ..LinearWeights::plain(weight, inputs, outputs, split) }
     }
 
-    fn embedding(&mut self, rows: u32, width: u32) -> WeightId {
+    /// A table of this many rows, of which this rank has some.
+    fn embedding(&mut self, whole: u32, rows: u32, width: u32) -> WeightId {
         let id = self.declare_rows(rows, width);
         self.list.declared[id as usize].is_embedding = true;
+        self.divide(id, RankLayout::RowsWithWholeGradient, u64::from(whole) * u64::from(width));
         id
+    }
+
+    /// Says how ranks that have parts of the sequences share a weight of this many elements.
+    fn divide(&mut self, id: WeightId, layout: RankLayout, whole: u64) {
+        if self.plan.techniques.splits_sequences {
+            let declared = &mut self.list.declared[id as usize];
+            (declared.layout, declared.whole) = (layout, whole);
+        }
     }
 
     /// Declares a weight, frozen where adapters are trained instead.
@@ -754,6 +852,9 @@ mod tests {
             ("fsdp:2,bf16_master", "fsdp:2"),
             ("fsdp:2,bf16_model", "fsdp:2,bf16_master"),
             ("tensor_parallel:4", "tensor_parallel:2"),
+            ("sequence_parallel:4", "sequence_parallel:2"),
+            ("sequence_parallel:2", ""),
+            ("sequence_parallel:2,ckpt", "sequence_parallel:2"),
             ("pipeline:4,accum4", "accum4"),
             ("", "zero_fill"),
             ("", "ddp"),
@@ -827,6 +928,26 @@ mod tests {
                 "heads of 2 numbers are not modelled: not a multiple of 4; `oomph rehearse` runs the model's own code",
             ),
             (vec![("tied", "yes"), ("techniques", "fsdp:4")], "technique 'fsdp' is not modelled for this model yet"),
+            (
+                vec![("tied", "yes"), ("techniques", "sequence_parallel:2")],
+                "'sequence_parallel' is not modelled for a tied head",
+            ),
+            (
+                vec![("experts", "4"), ("techniques", "sequence_parallel:2")],
+                "technique 'sequence_parallel' is not modelled for experts",
+            ),
+            (
+                vec![("lengths", "64,256"), ("techniques", "sequence_parallel:2")],
+                "technique 'sequence_parallel' is not modelled for sequences of several lengths",
+            ),
+            (
+                vec![("validate_every", "1"), ("techniques", "sequence_parallel:2")],
+                "technique 'sequence_parallel' is not modelled with validation",
+            ),
+            (
+                vec![("ffn", "601"), ("techniques", "sequence_parallel:2")],
+                "2 ranks of sequence_parallel do not divide 601 numbers of ffn",
+            ),
             (vec![("activation", "gelu"), ("techniques", "inplace")], "'inplace' needs activation=relu"),
             (vec![("tied", "yes"), ("techniques", "chunked_loss")], "'chunked_loss' is not modelled for a tied head"),
             (
@@ -850,6 +971,10 @@ mod tests {
         for ranks in ["ddp", "zero1:2", "zero2:2", "zero3:2", "fsdp:2", "tensor_parallel:2"] {
             assert!(count(ranks, OpKind::Collective) > 0, "{ranks}");
         }
+        // In each pass, two sequences are gathered and two sums scattered by each of four blocks; one is scattered for each of
+        // two tables; backward repeats that. The head gathers its input and the logits, and scatters one gradient. Of nine
+        // norms, the optimizer sums two gradients over ranks three times.
+        assert_eq!(count("sequence_parallel:2", OpKind::Collective), 3 * (2 * (4 * 4 + 2) + 3 + 9 * 2 * 3));
         for host in ["offload", "offload_optimizer", "offload_params", "offload_component"] {
             assert!(count(host, OpKind::HostAlloc) > 0, "{host}");
         }
@@ -893,6 +1018,36 @@ mod tests {
         assert!(mixed.contains(&(gather, 2 * block)) && mixed.contains(&(gather, 3 * 2 * block)));
         assert_eq!(on(&mixed, reduce), on(&sizes, reduce));
         assert_eq!(on(&sizes_of("fsdp:3,accum2"), reduce).len(), 10, "every micro-batch is reduced");
+    }
+
+    /// Outside of products and attention, a rank has its part of every sequence. It keeps its rows of a table, and the gradient
+    /// of all of them.
+    #[test]
+    fn ranks_have_parts_of_sequences() {
+        let sizes_of = |batch: &str, ranks: &str| {
+            let recipe = small(&format!("sequence_parallel:{ranks}"), 1).with("batch", batch).with("vocab", "5001");
+            let trace = Trace::read(&recipe.workload().unwrap()).unwrap();
+            let sizes = trace.events.iter().filter_map(|event| match event.op {
+                Op::Alloc { bytes, tag, .. } => Some((trace.tables.tags()[tag.index()].category, bytes)),
+                _ => None,
+            });
+            sizes.collect::<Vec<(Category, u64)>>()
+        };
+        // Nine norms of 128 tokens of every sequence, each with two statistics.
+        let of_two = sizes_of("8", "2");
+        let statistics = of_two.iter().filter(|size| **size == (Category::Activation, 8 * 128 * 4));
+        assert_eq!(statistics.count(), 9 * 2);
+        // What is gathered is copied into its place, unless there is one sequence: eight inputs, eight gradients, the input of
+        // the head and the gradient of the tokens.
+        assert_eq!(sizes_of("2", "4").len() - sizes_of("1", "4").len(), 18);
+        // Of 5001 tokens, 1251 on a rank; the rows of the last rank are padded for this one, which sends them.
+        let of_four = sizes_of("8", "4");
+        assert!(of_four.contains(&(Category::Parameter, 5001 * 256 * 4)));
+        assert!(of_four.contains(&(Category::Temporary, 1251 * 256 * 4)));
+        assert!(of_four.contains(&(Category::Gradient, 5001 * 256 * 4)));
+        // The scores that arrive are padded too, and cut before the loss.
+        assert_eq!(of_four.iter().filter(|(_, bytes)| *bytes == 8 * 256 * 4 * 1251 * 4).count(), 2);
+        assert!(of_four.contains(&(Category::Logits, 8 * 256 * 5001 * 4)));
     }
 
     /// Pinned buffers are used again: a second step needs no new ones.
@@ -970,7 +1125,7 @@ mod tests {
             attention in prop::sample::select(vec!["auto", "math", "flash", "efficient", "cudnn"]),
             techniques in prop::sample::select(vec![
                 "", "amp", "fp16", "bf16_model", "bf16_master,ckpt", "amp,ckpt", "ckpt2", "amp,accum2", "amp,offload",
-                "offload_params", "lora", "amp,lora", "amp,tensor_parallel:2", "pipeline:2", "zero3:2", "chunked_loss",
+                "offload_params", "lora", "amp,lora", "amp,tensor_parallel:2", "amp,sequence_parallel:2", "pipeline:2", "zero3:2", "chunked_loss",
                 "amp,ddp", "inplace",
             ]),
         ) {
@@ -997,7 +1152,7 @@ mod tests {
                 "amp", "fp16", "bf16_model", "ckpt", "accum2", "offload", "offload_optimizer", "offload_params",
                 "offload_component", "inplace", "zero_fill", "empty_cache", "gc", "sgd", "adam8bit", "fused",
                 "foreach_off", "chunked_loss", "lora", "ddp", "zero1:2", "zero2:2", "zero3:2", "fsdp:3",
-                "tensor_parallel:2", "pipeline:2", "tf32",
+                "tensor_parallel:2", "sequence_parallel:2", "pipeline:2", "tf32",
             ], 0..6),
         ) {
             let techniques = words.join(",");
