@@ -82,9 +82,6 @@ pub(crate) const DECODER: GeneratorEntry = GeneratorEntry {
         let lengths = SequenceLengths::read(plan.shape, parameters)?;
         let shape = DecoderShape::read(parameters, &plan)?;
         plan.refuse_unmodelled(shape.is_llama_like(), shape.head_width).map_err(|reason| parameters.refuse(reason))?;
-        if !shape.is_compared_with_fsdp() {
-            plan.refuse_fully_shard().map_err(|reason| parameters.refuse(reason))?;
-        }
         shape.check_quantized(&plan).map_err(|reason| parameters.refuse(reason))?;
         shape.check_window(&plan).map_err(|reason| parameters.refuse(reason))?;
         let model = Arc::new(Decoder::new(&plan, shape));
@@ -192,11 +189,6 @@ impl DecoderShape {
         matches!(self.family, DecoderFamily::Llama | DecoderFamily::Qwen2 | DecoderFamily::Qwen3 | DecoderFamily::Gemma)
     }
 
-    /// Whether the model was compared with PyTorch's FSDP. Gemma's scale of the embeddings keeps its format there.
-    fn is_compared_with_fsdp(&self) -> bool {
-        self.family != DecoderFamily::Gemma
-    }
-
     /// Sequences that are longer than the window of attention take a mask, and other kernels.
     fn check_window(&self, plan: &TrainingPlan) -> Result<(), String> {
         if self.window > 0 && plan.shape.context > self.window {
@@ -277,6 +269,8 @@ struct Decoder {
     shape: DecoderShape,
     weights: Vec<DeclaredWeight>,
     tokens: WeightId,
+    /// What rows of that table are multiplied with, where the family does so.
+    token_scale: Option<WeightId>,
     /// The table of positions, where they are learned.
     positions: Option<WeightId>,
     blocks: Vec<DecoderBlock>,
@@ -291,10 +285,7 @@ impl Decoder {
         let (width, vocabulary) = (plan.shape.width, plan.shape.vocabulary);
         let tokens = weights.embedding(vocabulary);
         let positions = (shape.family == DecoderFamily::Gpt2).then(|| weights.embedding(shape.positions));
-        if shape.family == DecoderFamily::Gemma {
-            // The scale of the embeddings.
-            weights.list.declare_buffer(1, None);
-        }
+        let token_scale = (shape.family == DecoderFamily::Gemma).then(|| weights.list.declare_buffer(1, None));
         let blocks = (0..plan.shape.layers)
             .map(|layer| {
                 weights.list.layer = u16::try_from(layer).ok();
@@ -315,7 +306,7 @@ impl Decoder {
         let bias = (shape.family == DecoderFamily::Phi).then(|| weights.declare(vocabulary, 1));
         let head =
             LinearWeights { bias, flattens: true, ..LinearWeights::plain(head, width, vocabulary, TensorSplit::Whole) };
-        Decoder { shape, weights: weights.list.declared, tokens, positions, blocks, norm, head }
+        Decoder { shape, weights: weights.list.declared, tokens, token_scale, positions, blocks, norm, head }
     }
 
     fn normed(&self, machine: &mut TensorMachine, input: Variable, norm: DecoderNorm) -> Variable {
@@ -635,14 +626,18 @@ impl Decoder {
         [padded, labels]
     }
 
-    /// Rows of the table of tokens, scaled where the family does so.
+    /// Rows of the table of tokens, scaled where the family does so. The scale is brought to the format of the rows: a
+    /// buffer keeps its own where FSDP narrows the table (`MixedPrecisionPolicy`) or peft widens it
+    /// (`prepare_model_for_kbit_training`).
     fn token_rows(&self, machine: &mut TensorMachine, ids: Tensor) -> Variable {
         let tokens = machine.embedding(self.tokens, ids, machine.tokens());
-        if self.shape.family != DecoderFamily::Gemma {
-            return tokens;
-        }
-        let scaled = machine.scale(tokens);
-        machine.release(tokens.tensor);
+        let Some(scale) = self.token_scale else { return tokens };
+        let scale = machine.weight_on_device(scale);
+        let is_half = machine.bytes(scale) == NumberFormat::Half.bytes();
+        let kept = Variable::constant(scale, if is_half { NumberFormat::Half } else { NumberFormat::Single });
+        let scale = machine.in_format(kept, tokens.number);
+        let scaled = machine.multiply(tokens, scale, Category::Temporary);
+        machine.release_all([scale.tensor, tokens.tensor]);
         scaled
     }
 
@@ -955,29 +950,38 @@ mod tests {
         assert_eq!(recipe.weight_count().unwrap(), Some(46_702_792_704));
     }
 
-    fn fsdp(family: &str) -> Result<Vec<u64>, String> {
+    fn requests(family: &str, techniques: &str) -> Vec<u64> {
         let settings = [("family", family), ("layers", "1"), ("width", "64"), ("heads", "2"), ("ffn", "96")];
-        let sizes = [("vocab", "100"), ("context", "16"), ("batch", "1"), ("steps", "1"), ("techniques", "fsdp:7")];
+        let sizes = [("vocab", "100"), ("context", "16"), ("batch", "1"), ("steps", "1"), ("techniques", techniques)];
         let settings = settings.iter().chain(&sizes).map(|(name, value)| (*name, (*value).to_owned())).collect();
         let recipe = Recipe::of_settings(family.to_owned(), &DECODER, "test", settings);
-        let trace = Trace::read(&recipe.workload().map_err(|error| error.to_string())?).unwrap();
+        let trace = Trace::read(&recipe.workload().unwrap()).unwrap();
         let sizes = trace.events.iter().filter_map(|event| match event.op {
             Op::Alloc { bytes, .. } => Some(bytes),
             _ => None,
         });
-        Ok(sizes.collect())
+        sizes.collect()
     }
 
     /// A seventh of the rows, rounded up: of 192 outputs of a `Linear`, of 64 inputs of a `Conv1D`, of 8 experts.
     #[test]
     fn fsdp_divides_rows() {
-        let has = |family: &str, rows: u64, columns: u64| fsdp(family).unwrap().contains(&(rows * columns * 4));
+        let has = |family: &str, rows: u64, columns: u64| requests(family, "fsdp:7").contains(&(rows * columns * 4));
         assert!(has("gpt_neox", 28, 64) && !has("gpt_neox", 10, 192));
         assert!(has("gpt2", 10, 192) && !has("gpt2", 28, 64));
         assert!(has("mixtral", 2, 2 * 96 * 64));
-        assert_eq!(
-            fsdp("gemma"),
-            Err("workload 'gemma': technique 'fsdp' is not modelled for this model yet".to_owned())
-        );
+    }
+
+    /// The scale of Gemma's embeddings is a buffer: no policy narrows it, so the model does. Its norms add one to whole
+    /// weights, without the rows that FSDP pads.
+    #[test]
+    fn gemma_scales_its_embeddings_in_their_format() {
+        let count = |techniques: &str, bytes: u64| {
+            requests("gemma", techniques).into_iter().filter(|&request| request == bytes).count()
+        };
+        assert_eq!((count("fsdp:7", 2), count("bf16_model", 2)), (0, 1), "the buffer");
+        assert_eq!(count("fsdp:7,bf16_master", 2), 1, "the cast of a buffer of 4 bytes");
+        // Gathered for forward and backward, the last norm once; 70 rows of 64.
+        assert_eq!((count("fsdp:7", 70 * 4), count("fsdp:7,bf16_master", 70 * 4)), (5, 0));
     }
 }
