@@ -1,4 +1,5 @@
-//! Decoder-only language models as Hugging Face's transformers (5.22) runs them, with SDPA and without a mask.
+//! Decoder-only language models as Hugging Face's transformers (5.22) runs them, with SDPA. Only sequences that fill a
+//! sliding window take a mask.
 //!
 //! Written after the modeling files: every operator there is one here, in the same order, and every local variable lives
 //! until its scope ends. A [`DecoderFamily`] says which file; [`DecoderShape`] is what the configuration says.
@@ -189,16 +190,39 @@ impl DecoderShape {
         matches!(self.family, DecoderFamily::Llama | DecoderFamily::Qwen2 | DecoderFamily::Qwen3 | DecoderFamily::Gemma)
     }
 
-    /// Sequences that are longer than the window of attention take a mask, and other kernels.
+    /// Whether sequences of this length take a mask (`_ignore_causal_mask_sdpa`).
+    fn fills_window(&self, length: u32) -> bool {
+        self.window > 0 && length >= self.window
+    }
+
+    /// Refuses what was not compared with transformers where attention takes a mask.
     fn check_window(&self, plan: &TrainingPlan) -> Result<(), String> {
-        if self.window > 0 && plan.shape.context > self.window {
-            let (context, window) = (plan.shape.context, self.window);
-            return Err(format!(
-                "a context of {context} is longer than the sliding window of {window}, and the mask that \
-                                this takes is not modelled; `oomph rehearse` runs the model's own code"
-            ));
+        let techniques = &plan.techniques;
+        let refused = [
+            ("liger", techniques.liger),
+            ("ckpt_selective", techniques.keeps_products),
+            ("offload", techniques.offload_activations),
+        ];
+        match refused.into_iter().find(|(_, is_set)| *is_set) {
+            Some((word, _)) if self.fills_window(plan.shape.context) => Err(format!(
+                "technique '{word}' is not modelled for a context of {} that fills the sliding window of {}; `oomph \
+                 rehearse` runs the model's own code",
+                plan.shape.context, self.window
+            )),
+            _ => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Refuses prompts that take a mask.
+    fn refuse_window(&self, context: u32) -> Result<(), String> {
+        match self.fills_window(context) {
+            true => Err(format!(
+                "a context of {context} fills the sliding window of {}, and the mask that this takes is not modelled for \
+                 answers; `oomph rehearse` runs the model's own code",
+                self.window
+            )),
+            false => Ok(()),
+        }
     }
 
     /// Refuses 4-bit weights where nothing confirms what they take.
@@ -430,7 +454,8 @@ impl Decoder {
         let query = project(machine, 0, machine.plan.shape.heads);
         let key = project(machine, 1, self.shape.key_value_heads);
         let value = adapted(machine, input, projections[2]);
-        let is_reordered = self.attends_by_operators(machine) && self.shape.key_value_heads > 1;
+        let is_by_head = self.attends_by_operators(machine) || self.copies_keys(machine);
+        let is_reordered = is_by_head && self.shape.key_value_heads > 1;
         let value = if is_reordered { machine.reordered(value) } else { value };
         if self.shape.rotary_width < self.shape.head_width {
             let (rotated, rotations) = self.rotate_in_part(machine, [query, key], true);
@@ -493,7 +518,7 @@ impl Decoder {
 
     /// Rotates queries and keys, which are released.
     fn all_rotated(&self, machine: &mut TensorMachine, heads: [Variable; 2]) -> [Variable; 2] {
-        if let ([cosines, sines], true) = (&machine.graph.arguments[..], machine.plan.techniques.liger) {
+        if let ([cosines, sines, ..], true) = (&machine.graph.arguments[..], machine.plan.techniques.liger) {
             let angles = [*cosines, *sines];
             let is_by_head = self.attends_by_operators(machine);
             let copied = [machine.plan.shape.heads, self.shape.key_value_heads].map(|count| is_by_head && count > 1);
@@ -506,7 +531,7 @@ impl Decoder {
 
     fn rotated(&self, machine: &mut TensorMachine, heads: Variable) -> Variable {
         match machine.graph.arguments[..] {
-            [cosines, sines] => machine.rotate(heads, [cosines, sines]),
+            [cosines, sines, ..] => machine.rotate(heads, [cosines, sines]),
             _ => heads,
         }
     }
@@ -538,7 +563,14 @@ impl Decoder {
     /// Whether no fused kernel takes heads that share keys and values.
     fn attends_by_operators(&self, machine: &TensorMachine) -> bool {
         let is_shared = self.shape.key_value_heads < machine.plan.shape.heads;
-        is_shared && machine.plan.precision.of_attended() == NumberFormat::Single
+        let is_masked = self.shape.fills_window(machine.graph.length);
+        is_shared && !is_masked && machine.plan.precision.of_attended() == NumberFormat::Single
+    }
+
+    /// Whether every head gets a copy of the keys and values that it shares.
+    fn copies_keys(&self, machine: &TensorMachine) -> bool {
+        let is_shared = self.shape.key_value_heads < machine.plan.shape.heads;
+        is_shared && self.shape.fills_window(machine.graph.length)
     }
 
     /// Attention over queries, keys and values, token by token.
@@ -550,6 +582,9 @@ impl Decoder {
             head_width: self.shape.head_width,
             is_causal: true,
         };
+        if let &[_, _, flags] = &machine.graph.arguments[..] {
+            return machine.flagged_attention([query, key, value], flags.tensor, shape);
+        }
         if self.attends_by_operators(machine) {
             let by_head = machine.math_attention([query, key, value], shape, false);
             let by_token = machine.by_token(by_head, shape.heads);
@@ -724,9 +759,12 @@ impl ModelArchitecture for Decoder {
         let embedded = self.embed(machine, batch.input);
         let mut hidden = embedded.hidden;
         if self.shape.has_rotation() {
+            let is_masked = self.shape.fills_window(machine.graph.length);
+            let flags = is_masked.then(|| machine.window_flags());
             // All sequences have the same positions.
             let count = machine.graph.length.into();
             machine.graph.arguments = self.rotation(machine, count, hidden.number).to_vec();
+            machine.graph.arguments.extend(flags.map(|flags| Variable::constant(flags, NumberFormat::Single)));
         }
         let rotation: Vec<Tensor> = machine.graph.arguments.iter().map(|table| table.tensor).collect();
         for layer in 0..self.blocks.len() as u32 {
@@ -950,17 +988,22 @@ mod tests {
         assert_eq!(recipe.weight_count().unwrap(), Some(46_702_792_704));
     }
 
-    fn requests(family: &str, techniques: &str) -> Vec<u64> {
-        let settings = [("family", family), ("layers", "1"), ("width", "64"), ("heads", "2"), ("ffn", "96")];
-        let sizes = [("vocab", "100"), ("context", "16"), ("batch", "1"), ("steps", "1"), ("techniques", techniques)];
-        let settings = settings.iter().chain(&sizes).map(|(name, value)| (*name, (*value).to_owned())).collect();
-        let recipe = Recipe::of_settings(family.to_owned(), &DECODER, "test", settings);
-        let trace = Trace::read(&recipe.workload().unwrap()).unwrap();
+    /// The sizes of all requests of a model with these settings.
+    fn requests_of(name: &str, settings: &[(&'static str, &str)]) -> Result<Vec<u64>, String> {
+        let settings = settings.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
+        let recipe = Recipe::of_settings(name.to_owned(), &DECODER, "test", settings);
+        let trace = Trace::read(&recipe.workload().map_err(|error| error.to_string())?).unwrap();
         let sizes = trace.events.iter().filter_map(|event| match event.op {
             Op::Alloc { bytes, .. } => Some(bytes),
             _ => None,
         });
-        sizes.collect()
+        Ok(sizes.collect())
+    }
+
+    fn requests(family: &str, techniques: &str) -> Vec<u64> {
+        let settings = [("family", family), ("layers", "1"), ("width", "64"), ("heads", "2"), ("ffn", "96")];
+        let sizes = [("vocab", "100"), ("context", "16"), ("batch", "1"), ("steps", "1"), ("techniques", techniques)];
+        requests_of(family, &[settings, sizes].concat()).unwrap()
     }
 
     /// A seventh of the rows, rounded up: of 192 outputs of a `Linear`, of 64 inputs of a `Conv1D`, of 8 experts.
@@ -970,6 +1013,34 @@ mod tests {
         assert!(has("gpt_neox", 28, 64) && !has("gpt_neox", 10, 192));
         assert!(has("gpt2", 10, 192) && !has("gpt2", 28, 64));
         assert!(has("mixtral", 2, 2 * 96 * 64));
+    }
+
+    fn in_window(window: &str, techniques: &str) -> Result<Vec<u64>, String> {
+        let settings = [("layers", "3"), ("width", "64"), ("heads", "4"), ("kv_heads", "2"), ("ffn", "96")];
+        let sizes = [("vocab", "100"), ("context", "99"), ("batch", "2"), ("steps", "1"), ("techniques", techniques)];
+        requests_of("windowed", &[&settings[..], &sizes, &[("window", window)]].concat())
+    }
+
+    /// Sequences that fill the window take flags of pairs once, and a mask of them in every layer: in the format of
+    /// attention, with a row per token of all sequences, which memory-efficient attention pads to 104 numbers.
+    #[test]
+    fn sequences_that_fill_the_window_take_a_mask() {
+        let count = |window: &str, techniques: &str, bytes: u64| {
+            in_window(window, techniques).unwrap().into_iter().filter(|&request| request == bytes).count()
+        };
+        for (window, flags, masks) in [("0", 0, 0), ("100", 0, 0), ("99", 4, 3), ("20", 4, 3)] {
+            assert_eq!(count(window, "bf16_model", 99 * 99), flags, "{window}");
+            assert_eq!(count(window, "bf16_model", 2 * 99 * 99 * 2), masks, "{window}");
+            assert_eq!(count(window, "", 2 * 99 * 104 * 4), masks, "{window}");
+        }
+        for word in ["liger", "offload", "ckpt_selective"] {
+            assert!(in_window("100", word).is_ok(), "{word}");
+            let reason = format!(
+                "workload 'windowed': technique '{word}' is not modelled for a context of 99 that fills the sliding window \
+                 of 99; `oomph rehearse` runs the model's own code"
+            );
+            assert_eq!(in_window("99", word), Err(reason));
+        }
     }
 
     /// The scale of Gemma's embeddings is a buffer: no policy narrows it, so the model does. Its norms add one to whole
