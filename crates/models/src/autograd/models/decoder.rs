@@ -454,7 +454,7 @@ impl Decoder {
         let query = project(machine, 0, machine.plan.shape.heads);
         let key = project(machine, 1, self.shape.key_value_heads);
         let value = adapted(machine, input, projections[2]);
-        let is_by_head = self.attends_by_operators(machine) || self.copies_keys(machine);
+        let is_by_head = self.has_gradients_by_head(machine) || self.copies_keys(machine);
         let is_reordered = is_by_head && self.shape.key_value_heads > 1;
         let value = if is_reordered { machine.reordered(value) } else { value };
         if self.shape.rotary_width < self.shape.head_width {
@@ -520,7 +520,7 @@ impl Decoder {
     fn all_rotated(&self, machine: &mut TensorMachine, heads: [Variable; 2]) -> [Variable; 2] {
         if let ([cosines, sines, ..], true) = (&machine.graph.arguments[..], machine.plan.techniques.liger) {
             let angles = [*cosines, *sines];
-            let is_by_head = self.attends_by_operators(machine);
+            let is_by_head = self.has_gradients_by_head(machine);
             let copied = [machine.plan.shape.heads, self.shape.key_value_heads].map(|count| is_by_head && count > 1);
             return machine.liger_rotate(heads, angles, copied);
         }
@@ -565,6 +565,14 @@ impl Decoder {
         let is_shared = self.shape.key_value_heads < machine.plan.shape.heads;
         let is_masked = self.shape.fills_window(machine.graph.length);
         is_shared && !is_masked && machine.plan.precision.of_attended() == NumberFormat::Single
+    }
+
+    /// Whether attention's backward makes gradients head by head: plain operators do, and so does cuDNN's kernel where its
+    /// inputs come from the host, for it takes their layout.
+    fn has_gradients_by_head(&self, machine: &TensorMachine) -> bool {
+        let is_from_host = machine.saving == SavingMode::ToHost;
+        self.attends_by_operators(machine)
+            || (is_from_host && machine.plan.precision.of_attended() == NumberFormat::Half)
     }
 
     /// Whether every head gets a copy of the keys and values that it shares.
@@ -1040,6 +1048,23 @@ mod tests {
                  of 99; `oomph rehearse` runs the model's own code"
             );
             assert_eq!(in_window("99", word), Err(reason));
+        }
+    }
+
+    /// The number of requests and their bytes, of a rehearsed Llama. cuDNN's kernel makes the gradients of values that come
+    /// from the host head by head, and they are copied; labels of one sequence are copied without their padding.
+    #[test]
+    fn tensors_from_the_host_have_another_order() {
+        let shape = [("layers", "3"), ("width", "256"), ("heads", "4"), ("kv_heads", "2"), ("ffn", "700")];
+        let sizes = [("vocab", "3001"), ("context", "130"), ("steps", "3")];
+        for (batch, techniques, count, bytes) in [
+            ("2", "bf16_model,offload", 1807, 417_336_248),
+            ("2", "amp,offload", 2017, 555_178_424),
+            ("1", "amp,offload,ckpt", 2005, 408_535_328),
+        ] {
+            let settings = [&shape[..], &sizes, &[("batch", batch), ("techniques", techniques)]].concat();
+            let requests = requests_of("llama", &settings).unwrap();
+            assert_eq!((requests.len(), requests.iter().sum::<u64>()), (count, bytes), "{batch} {techniques}");
         }
     }
 
