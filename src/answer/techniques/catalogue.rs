@@ -164,6 +164,12 @@ pub static TECHNIQUES: &[Technique] = &[
     technique("bf16_model", "16-bit model", "inference, and training that tolerates it")
         .with_published(MIXED_PRECISION),
     technique("bf16_master", "16-bit model, 32-bit master weights", "large models").with_published(MIXED_PRECISION),
+    technique(
+        "bf16_master+fp32_grads",
+        "16-bit model, 32-bit master weights and gradients",
+        "large models, accumulation",
+    )
+    .with_published(MIXED_PRECISION),
     technique("ckpt", "Checkpointing, every layer", "deep networks, long sequences").with_published(CHECKPOINTING),
     technique("ckpt2", "Checkpointing, every second layer", "when every layer is more than is needed")
         .with_published(CHECKPOINTING),

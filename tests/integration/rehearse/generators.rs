@@ -9,7 +9,7 @@ use super::truth::{rehearsed, rehearsed_with};
 use crate::allocator_actions::{actions, assert_equal_actions, with_sorted_frees};
 
 /// Layers, width, heads, vocabulary, context and batch; the settings; the techniques.
-const PROGRAMS: [([u32; 6], &str, &str); 25] = [
+const PROGRAMS: [([u32; 6], &str, &str); 33] = [
     ([3, 192, 3, 1000, 200, 4], "", ""),
     ([2, 320, 5, 3001, 96, 12], "", "sgd"),
     ([4, 256, 4, 777, 130, 8], "", "ckpt"),
@@ -37,6 +37,19 @@ const PROGRAMS: [([u32; 6], &str, &str); 25] = [
     ([2, 192, 3, 1000, 200, 4], "bias=no gated=yes", "amp,ckpt,inplace"),
     // The gradients of two products that share their input are added to earlier ones.
     ([3, 80, 2, 2000, 32, 2], "gated=yes", "zero_fill"),
+    // Number formats of weights, gradients and states apart.
+    ([2, 192, 3, 1000, 200, 4], "", "fp16,accum4,ckpt"),
+    ([2, 192, 3, 1000, 200, 4], "", "fp16,fused"),
+    ([2, 160, 4, 600, 90, 4], "attention=flash dropout=yes rotary=yes tied=yes", "fp16,sgd,offload"),
+    ([2, 192, 3, 1000, 200, 4], "dropout=yes", "bf16_master,zero_fill,foreach_off"),
+    ([2, 192, 3, 1000, 200, 4], "", "bf16_master,sgd"),
+    ([2, 320, 5, 3001, 96, 12], "", "bf16_model,fp32_grads,accum4"),
+    ([2, 192, 3, 1000, 200, 4], "", "bf16_model,fp32_grads,zero_fill,sgd"),
+    (
+        [2, 192, 6, 1000, 130, 4],
+        "kv_heads=2 tied=yes rotary=yes norm=rms bias=no",
+        "bf16_master,fp32_grads,accum4,ckpt",
+    ),
 ];
 const NAMES: [&str; 6] = ["layers", "width", "heads", "vocab", "context", "batch"];
 const STEPS: &str = "3";

@@ -172,24 +172,64 @@ class Gpt(nn.Module):
 
 def context() -> contextlib.ExitStack:
     stack = contextlib.ExitStack()
-    if "amp" in techniques:
-        stack.enter_context(torch.autocast("cuda", dtype=torch.bfloat16))
+    if techniques & {"amp", "fp16"}:
+        stack.enter_context(torch.autocast("cuda", dtype=torch.float16 if "fp16" in techniques else torch.bfloat16))
     if "offload" in techniques:
         stack.enter_context(torch.autograd.graph.save_on_cpu(pin_memory=True))
     return stack
 
 
-model = Gpt().to("cuda", torch.bfloat16 if "bf16_model" in techniques else torch.float32)
+def add_to_main_gradient(weight: torch.Tensor) -> None:
+    weight.main_grad.add_(weight.grad.float())
+    weight.grad = None
+
+
+def give_gradients() -> None:
+    """Sets the gradients that the optimizer reads, where they are not those of backward."""
+    for weight, updated in zip(model.parameters(), updated_weights):
+        if "fp32_grads" in techniques:
+            updated.grad = weight.main_grad.to(updated.dtype)
+        elif updated is not weight:
+            updated.grad = weight.grad.float()
+
+
+def forget_gradients() -> None:
+    optimizer.zero_grad(set_to_none="zero_fill" not in techniques)
+    if has_master:
+        model.zero_grad(set_to_none="zero_fill" not in techniques)
+    if "fp32_grads" in techniques:
+        for weight in model.parameters():
+            weight.main_grad.zero_()
+
+
+is_half = bool(techniques & {"bf16_model", "bf16_master"})
+has_master = "bf16_master" in techniques
+model = Gpt().to("cuda", torch.bfloat16 if is_half else torch.float32)
+if "fp32_grads" in techniques:
+    for weight in model.parameters():
+        weight.main_grad = torch.zeros_like(weight, dtype=torch.float32)
+        weight.register_post_accumulate_grad_hook(add_to_main_gradient)
+updated_weights = list(model.parameters())
+if has_master:
+    updated_weights = [weight.detach().float() for weight in model.parameters()]
 kind = torch.optim.SGD if "sgd" in techniques else torch.optim.AdamW
-optimizer = kind(model.parameters(), lr=1e-4)
+loops = {"fused": {"fused": True}, "foreach_off": {"foreach": False}}
+optimizer = kind(updated_weights, lr=1e-4, **next((loops[word] for word in loops if word in techniques), {}))
+scaler = torch.amp.GradScaler("cuda", enabled="fp16" in techniques)
 parts = 4 if "accum4" in techniques else 1
 for step in range(options.steps):
     for part in range(parts):
         ids = torch.randint(0, options.vocab, (options.batch // parts, options.context)).to("cuda")
         with context():
             loss = model(ids)
-        loss.backward()
-    optimizer.step()
-    optimizer.zero_grad(set_to_none="zero_fill" not in techniques)
+        scaler.scale(loss).backward()
+    give_gradients()
+    scaler.step(optimizer)
+    scaler.update()
+    if has_master:
+        with torch.no_grad():
+            for weight, updated in zip(model.parameters(), updated_weights):
+                weight.copy_(updated)
+    forget_gradients()
     if "empty_cache" in techniques:
         torch.cuda.empty_cache()

@@ -1,9 +1,10 @@
-//! The optimizer's step: its state, and its temporary memory.
+//! The optimizer's step: its state, its temporary memory, and the single-precision copies of 16-bit weights and gradients.
 
 use super::{
     graph::{Tensor, WeightId},
     machine::TensorMachine,
     techniques::{NumberFormat, Optimizer, Precision, UpdateLoop},
+    weights::WeightState,
 };
 use oomph_base::{StreamId, Work};
 use oomph_trace::Category;
@@ -17,13 +18,89 @@ const NUMBERS_IN_8_BITS: u64 = 256;
 const FEWEST_PAGED: u64 = 100_000;
 
 impl TensorMachine {
+    /// Makes the single-precision sums of gradients (`fp32_grads`), then the copies of weights that the optimizer updates
+    /// (`bf16_master`). FSDP's shards are such copies; a host that updates the weights has its own.
+    pub(crate) fn make_single_copies(&mut self) {
+        let model = self.model.clone();
+        let trained: Vec<WeightId> =
+            model.update_order().into_iter().filter(|&id| self.weights[id as usize].trainable).collect();
+        if self.plan.techniques.single_gradients {
+            for &id in &trained {
+                self.layer = self.weights[id as usize].layer;
+                let sum = self.alloc(self.single_bytes(id), Category::Gradient);
+                self.weights[id as usize].gradient_sum = Some(sum);
+            }
+        }
+        let has_masters = self.plan.precision == Precision::HalfModel { master_weights: true };
+        if has_masters && !self.is_fully_sharded() && !self.plan.techniques.offload_optimizer {
+            for id in trained {
+                if self.weight_number(id) == NumberFormat::Single {
+                    continue;
+                }
+                self.layer = self.weights[id as usize].layer;
+                let master = self.alloc(self.single_bytes(id), Category::Optimizer);
+                self.weights[id as usize].master = Some(master);
+            }
+        }
+        self.layer = None;
+    }
+
+    /// The bytes of this rank's part of a weight in single precision.
+    fn single_bytes(&self, id: WeightId) -> u64 {
+        self.shard_elements(id) * NumberFormat::Single.bytes()
+    }
+
+    /// A hook that backward calls with a complete gradient (`register_post_accumulate_grad_hook`): it widens the gradient,
+    /// adds it to the sum, and drops it.
+    pub(crate) fn add_to_gradient_sum(&mut self, id: WeightId, gradient: Tensor, sum: Tensor) {
+        let bytes = self.bytes(sum);
+        if self.weight_number(id) == NumberFormat::Half {
+            let widened = self.temporary(bytes);
+            self.elementwise(bytes + self.bytes(gradient), [gradient, widened]);
+            self.accumulate(widened, sum);
+        } else {
+            self.elementwise(3 * bytes, [gradient, sum]);
+        }
+        self.weights[id as usize].gradient = None;
+        self.release(gradient);
+    }
+
+    /// Gives the optimizer the gradients that it reads, where they are not those of backward: widened for single-precision
+    /// copies, or the sums in the format of their weights.
+    fn give_gradients(&mut self) {
+        let model = self.model.clone();
+        for id in model.update_order() {
+            let WeightState { master, gradient_sum, .. } = self.weights[id as usize];
+            let is_wide = master.is_some() || self.weight_number(id) == NumberFormat::Single;
+            self.layer = self.weights[id as usize].layer;
+            let given = match (gradient_sum, self.weights[id as usize].resident_gradient()) {
+                (Some(sum), _) if is_wide => self.retain(sum),
+                (Some(sum), _) => self.cast_gradient(sum, self.shard_elements(id) * NumberFormat::Half.bytes()),
+                (None, Some(gradient)) if master.is_some() => self.cast_gradient(gradient, self.single_bytes(id)),
+                (None, _) => continue,
+            };
+            let weight = &mut self.weights[id as usize];
+            let place = if master.is_some() { &mut weight.master_gradient } else { &mut weight.gradient };
+            if let Some(before) = place.replace(given) {
+                self.release(before);
+            }
+        }
+    }
+
+    fn cast_gradient(&mut self, gradient: Tensor, bytes: u64) -> Tensor {
+        let cast = self.alloc(bytes, Category::Gradient);
+        self.elementwise(bytes + self.bytes(gradient), [gradient, cast]);
+        cast
+    }
+
     /// Updates every weight that has a gradient.
     pub(crate) fn optimizer_step(&mut self) {
+        self.give_gradients();
         let model = self.model.clone();
         let updated: Vec<WeightId> = model
             .update_order()
             .into_iter()
-            .filter(|&id| self.offloads_shards() || self.weights[id as usize].resident_gradient().is_some())
+            .filter(|&id| self.offloads_shards() || self.weights[id as usize].read_gradient().is_some())
             .collect();
         if self.plan.techniques.offload_optimizer {
             self.update_on_host(&updated);
@@ -33,46 +110,49 @@ impl TensorMachine {
                 Optimizer::Sgd => self.update_with_sgd(&updated),
                 Optimizer::Adam8Bit | Optimizer::Adam32Bit => self.update_with_bitsandbytes(&updated),
             }
+            self.copy_masters(&updated);
             self.gather_updated_weights(&updated);
         }
         self.collect_while_updating(updated.len());
         self.layer = None;
     }
 
+    /// Copies what was updated into the 16-bit weights.
+    fn copy_masters(&mut self, updated: &[WeightId]) {
+        for &id in updated {
+            let weight = &self.weights[id as usize];
+            if let (Some(master), Some(tensor)) = (weight.master, weight.resident()) {
+                self.elementwise(self.bytes(master) + self.bytes(tensor), [master, tensor]);
+            }
+        }
+    }
+
     /// AdamW: its state, then the update by one of PyTorch's three implementations.
     fn update_with_adam(&mut self, updated: &[WeightId]) {
-        // FSDP's shards are the masters.
-        let has_master =
-            self.plan.precision == Precision::HalfModel { master_weights: true } && !self.is_fully_sharded();
-        let bytes_of = |machine: &TensorMachine, id: WeightId| {
-            let number = if has_master { NumberFormat::Single } else { machine.kept_number(id) };
-            machine.shard_elements(id) * number.bytes()
+        let bytes_of = |machine: &TensorMachine, id: WeightId| match machine.weights[id as usize].master {
+            Some(_) => machine.single_bytes(id),
+            None => machine.shard_elements(id) * machine.kept_number(id).bytes(),
         };
         let update_loop = self.plan.techniques.update_loop;
         let mut is_first = false;
         for &id in updated {
             if self.weights[id as usize].state.is_empty() {
                 is_first = true;
-                let (bytes, count) = (bytes_of(self, id), if has_master { 3 } else { 2 });
+                let bytes = bytes_of(self, id);
                 self.layer = self.weights[id as usize].layer;
                 // The fused kernel reads the number of the step on the GPU (`Adam._init_group`).
                 let is_fused = update_loop == UpdateLoop::Fused;
                 let step = is_fused.then(|| self.alloc(NumberFormat::Single.bytes(), Category::Optimizer));
                 let mut state = vec![self.alloc(bytes, Category::Optimizer)];
                 self.collect_while_making_state();
-                state.extend((1..count).map(|_| self.alloc(bytes, Category::Optimizer)));
+                state.push(self.alloc(bytes, Category::Optimizer));
                 state.extend(step);
                 self.weights[id as usize].state = state;
             }
         }
-        // The gradients of 16-bit weights are widened for their single-precision masters.
-        let widened = if has_master { self.temporary_for_each(updated, bytes_of) } else { Vec::new() };
-        for (place, &id) in updated.iter().enumerate() {
+        for &id in updated {
             let (bytes, weight) = (bytes_of(self, id), &self.weights[id as usize]);
-            let gradient = widened.get(place).copied().or(weight.resident_gradient());
-            if let (Some(gradient), Some(tensor), &[mean, square, ..]) =
-                (gradient, weight.resident(), weight.state.as_slice())
-            {
+            if let (Some((tensor, gradient)), &[mean, square, ..]) = (weight.updated(), weight.state.as_slice()) {
                 // Weight decay; then the first mean in one pass over it and the gradient, the second in two.
                 self.elementwise(2 * bytes, [tensor]);
                 self.elementwise(8 * bytes, [gradient, mean, square]);
@@ -99,7 +179,7 @@ impl TensorMachine {
                 .copied()
                 .or_else(|| (update_loop == UpdateLoop::OneByOne).then(|| self.root_of_one(id, bytes, &mut last)));
             let weight = &self.weights[id as usize];
-            if let (Some(tensor), &[mean, square, ..]) = (weight.resident(), weight.state.as_slice()) {
+            if let (Some((tensor, _)), &[mean, square, ..]) = (weight.updated(), weight.state.as_slice()) {
                 // The root in three passes; then the weight, from it and the first mean.
                 match root {
                     Some(root) => self.elementwise(10 * bytes, [square, root, mean, tensor]),
@@ -107,7 +187,7 @@ impl TensorMachine {
                 }
             }
         }
-        for temporary in last.into_iter().chain(roots.into_iter().rev()).chain(widened.into_iter().rev()) {
+        for temporary in last.into_iter().chain(roots.into_iter().rev()) {
             self.release(temporary);
         }
     }
@@ -153,8 +233,7 @@ impl TensorMachine {
     fn update_with_sgd(&mut self, updated: &[WeightId]) {
         self.use_gradients_in_layout(updated, 1);
         for &id in updated {
-            let weight = &self.weights[id as usize];
-            if let (Some(tensor), Some(gradient)) = (weight.resident(), weight.resident_gradient()) {
+            if let Some((tensor, gradient)) = self.weights[id as usize].updated() {
                 let bytes = self.gradient_bytes(id, gradient);
                 self.elementwise(3 * bytes, [gradient, tensor]);
             }
@@ -170,7 +249,7 @@ impl TensorMachine {
                 self.weights[id as usize].state = self.bitsandbytes_state(elements);
             }
             let weight = &self.weights[id as usize];
-            if let (Some(tensor), Some(gradient)) = (weight.resident(), weight.resident_gradient()) {
+            if let Some((tensor, gradient)) = weight.updated() {
                 // Weights, gradients, and both means, read and written.
                 let bytes = 3 * self.bytes(gradient) + 4 * elements;
                 match *weight.state {
@@ -235,6 +314,14 @@ impl TensorMachine {
         let model = self.model.clone();
         for id in model.update_order() {
             let id = id as usize;
+            if let Some(sum) = self.weights[id].gradient_sum {
+                self.elementwise(self.bytes(sum), [sum]);
+            }
+            if !self.plan.techniques.zero_fill
+                && let Some(gradient) = self.weights[id].master_gradient.take()
+            {
+                self.release(gradient);
+            }
             let Some(gradient) = self.weights[id].resident_gradient() else { continue };
             if self.plan.techniques.zero_fill {
                 let bytes = self.gradient_bytes(id as WeightId, gradient);

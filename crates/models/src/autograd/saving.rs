@@ -177,9 +177,12 @@ impl TensorMachine {
         if !self.records(true) || variable.needs_gradient() {
             return variable;
         }
-        let held = self.retain(variable.tensor);
-        self.graph.leaves.push(held);
         let place = self.record(GraphOperation::Leaf, &[], 1);
+        // A block that runs again makes a leaf that no graph holds.
+        if place.is_some() {
+            let held = self.retain(variable.tensor);
+            self.graph.leaves.push(held);
+        }
         Variable { origin: place.map_or(VariableOrigin::Recomputed, VariableOrigin::Recorded), ..variable }
     }
 

@@ -15,8 +15,8 @@ pub(crate) const TECHNIQUES: Parameter = Parameter::words(
     "techniques",
     "amp,ckpt",
     "",
-    "memory-saving techniques: amp, fp16, bf16_model, bf16_master, tf32, ckpt, ckpt2, ckpt_selective, accum2, accum4, accum8, \
-     offload, offload_optimizer, offload_params, offload_component, inplace, zero_fill, empty_cache[:n|forward|backward|\
+    "memory-saving techniques: amp, fp16, bf16_model, bf16_master, fp32_grads, tf32, ckpt, ckpt2, ckpt_selective, accum2, accum4, \
+     accum8, offload, offload_optimizer, offload_params, offload_component, inplace, zero_fill, empty_cache[:n|forward|backward|\
      step|phase], gc[:n], sgd, adam8bit, paged_adam8bit, paged_adam, fused, foreach_off, chunked_loss[:n], liger, lora[:rank], qlora[:rank], ddp[:n], zero1:n, zero2:n, zero3:n, \
      fsdp:n, tensor_parallel:n, sequence_parallel:n, pipeline:n",
 );
@@ -78,7 +78,7 @@ pub(crate) enum Precision {
     Autocast(HalfFormat),
     /// Weights and everything else in 16 bits.
     HalfModel {
-        /// Whether the optimizer keeps single-precision weights and means beside them.
+        /// Whether the optimizer has single-precision copies of them, and so single-precision states.
         master_weights: bool,
     },
 }
@@ -192,6 +192,8 @@ pub(crate) struct Techniques {
     pub(crate) offload_weights: bool,
     pub(crate) offload_embeddings: bool,
     pub(crate) in_place: bool,
+    /// Gradients of 16-bit weights are added up in single precision.
+    pub(crate) single_gradients: bool,
     /// Gradients are zeroed instead of dropped.
     pub(crate) zero_fill: bool,
     pub(crate) empty_cache: EmptyCache,
@@ -225,6 +227,7 @@ impl Default for Techniques {
             offload_weights: false,
             offload_embeddings: false,
             in_place: false,
+            single_gradients: false,
             zero_fill: false,
             empty_cache: EmptyCache::Never,
             collect_garbage_every: None,
@@ -417,6 +420,7 @@ impl TechniqueParser {
             "offload_params" => (techniques.offload_weights, techniques.offload_optimizer) = (true, true),
             "offload_component" => techniques.offload_embeddings = true,
             "inplace" => techniques.in_place = true,
+            "fp32_grads" => techniques.single_gradients = true,
             "zero_fill" => techniques.zero_fill = true,
             "empty_cache" => techniques.empty_cache = empty_cache(argument)?,
             "gc" => techniques.collect_garbage_every = Some(count(word, argument, 1, Some(1))?),
@@ -455,6 +459,25 @@ impl TechniqueParser {
         Ok(())
     }
 
+    /// Whether `fp32_grads` has 16-bit weights, and no word beside it that moves gradients between ranks or to the host.
+    fn check_single_gradients(&self) -> Result<(), String> {
+        if !self.techniques.single_gradients {
+            return Ok(());
+        }
+        let moving = ["ddp", "zero1", "zero2", "zero3", "offload_optimizer", "offload_params"];
+        if let Some(other) = self.seen.iter().find(|word| moving.contains(&name_of(word))) {
+            return Err(format!("'fp32_grads' and '{other}' together are not modelled"));
+        }
+        match self.has("bf16_model") || self.has("bf16_master") {
+            true => Ok(()),
+            false => {
+                Err("'fp32_grads' needs 16-bit weights, 'bf16_model' or 'bf16_master': the gradients of others have \
+                          32 bits"
+                    .to_owned())
+            }
+        }
+    }
+
     /// The number formats, if no words contradict each other.
     fn precision(&self) -> Result<Precision, String> {
         let techniques = &self.techniques;
@@ -484,6 +507,7 @@ impl TechniqueParser {
                 return Err(format!("'{word}' and '{other}' together are not modelled"));
             }
         }
+        self.check_single_gradients()?;
         if techniques.pipeline_stages > 1 && techniques.loss_chunks.is_some() {
             return clash("pipeline", "chunked_loss", "the first stage, which is shown, has no loss");
         }
@@ -567,6 +591,8 @@ impl NumericEffect {
             // Precision package"). Master weights do the same for a 16-bit model (Micikevicius et al., "Mixed Precision
             // Training", 2018, section 3.1).
             "amp" | "fp16" | "bf16_master" => NumericEffect::Rounding,
+            // Gradients are added up with more bits.
+            "fp32_grads" => NumericEffect::Rounding,
             // paged_adam: the same rule with states in single precision, by a kernel of bitsandbytes.
             "paged_adam" => NumericEffect::Rounding,
             // - bf16_model: an update below half a unit in the last place of a 16-bit weight is lost (Zamirai et al.,
@@ -610,7 +636,11 @@ mod tests {
                 ["zero1", "zero2", "zero3", "fsdp", "tensor_parallel", "sequence_parallel", "pipeline"].contains(&word);
             // bitsandbytes' weights and liger-kernel are used with models of transformers.
             let model = if ["qlora", "liger"].contains(&word) { "llama-2-7b" } else { "reference-gpt-163m" };
-            let word = if needs_ranks { format!("{word}:4") } else { word.to_owned() };
+            let word = match word {
+                "fp32_grads" => "bf16_model,fp32_grads".to_owned(),
+                _ if needs_ranks => format!("{word}:4"),
+                _ => word.to_owned(),
+            };
             let recipe = Recipe::named(model).unwrap().with("techniques", &word);
             assert!(recipe.workload().is_ok(), "{word}: {:?}", recipe.workload().err());
         }
@@ -665,6 +695,12 @@ mod tests {
             ("fsdp:2,lora:4", "'fsdp' and 'lora:4' together are not modelled"),
             ("fp16,fsdp:2", "'fsdp' and 'fp16' together are not modelled"),
             ("fsdp:2,offload_optimizer", "'fsdp' and 'offload_optimizer' together are not modelled"),
+            (
+                "amp,fp32_grads",
+                "'fp32_grads' needs 16-bit weights, 'bf16_model' or 'bf16_master': the gradients of others have 32 bits",
+            ),
+            ("bf16_master,fp32_grads,zero2:4", "'fp32_grads' and 'zero2:4' together are not modelled"),
+            ("fsdp:2,bf16_model,fp32_grads", "'fsdp' and 'fp32_grads' together are not modelled"),
             ("tensor_parallel:5", "5 ranks of tensor_parallel do not divide 12 heads"),
             ("sequence_parallel:5", "5 ranks of sequence_parallel do not divide 12 heads"),
             ("sequence_parallel:3", "3 ranks of sequence_parallel do not divide 1024 tokens of context"),
@@ -768,6 +804,7 @@ mod tests {
             ("sequence_parallel:4", NumericEffect::Same),
             ("ckpt,tf32", NumericEffect::Rounding),
             ("bf16_master,ckpt", NumericEffect::Rounding),
+            ("bf16_master,fp32_grads", NumericEffect::Rounding),
             ("amp,adam8bit", NumericEffect::Training),
             ("bf16_model", NumericEffect::Training),
             ("zero3:8", NumericEffect::Training),

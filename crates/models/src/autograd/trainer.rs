@@ -10,7 +10,7 @@ use super::{
     layers::convolution_kernels::KernelSearch,
     machine::{ForwardResult, ModelArchitecture, TensorMachine, TrainingBatch},
     plan::{SequenceLengths, TrainingPlan},
-    techniques::{EmptyCache, NumberFormat},
+    techniques::{EmptyCache, NumberFormat, UpdateLoop},
 };
 use crate::{GeneratorStart, SeededRandom, generator::in_parts};
 use oomph_trace::{Category, MarkKind, TraceBuilder};
@@ -117,10 +117,9 @@ impl Trainer {
     /// The optimizer's phase.
     pub(crate) fn update(&mut self, step: u32) {
         self.mark(MarkKind::Phase, "optimizer", step);
-        if self.machine.plan.precision.scales_loss() {
-            self.unscale_gradients();
-        }
+        let held = if self.machine.plan.precision.scales_loss() { self.unscale_gradients() } else { Vec::new() };
         self.machine.optimizer_step();
+        held.into_iter().for_each(|tensor| self.machine.release(tensor));
         if self.empties_cache_after(EmptyCache::AfterPhases) {
             self.machine.trace.empty_cache();
         }
@@ -198,11 +197,9 @@ impl Trainer {
         ForwardOutput { value, graph }
     }
 
-    /// Binds the program's `loss` to an output: the old loss is released, then autocast ends.
-    pub(crate) fn bind_loss(&mut self, mut output: ForwardOutput) -> ForwardOutput {
-        if self.machine.plan.precision.scales_loss() {
-            output = self.scale_loss(output);
-        }
+    /// Binds the program's `loss` to an output: the old loss is released, then autocast ends. The result is what backward
+    /// begins with.
+    pub(crate) fn bind_loss(&mut self, output: ForwardOutput) -> ForwardOutput {
         // The output of a stage of a pipeline is not a loss, and no variable holds it.
         if self.machine.plan.has_head() {
             let held = self.machine.retain(output.value.tensor);
@@ -215,7 +212,7 @@ impl Trainer {
             }
         }
         self.machine.end_autocast();
-        output
+        if self.machine.plan.precision.scales_loss() { self.scale_loss(output) } else { output }
     }
 
     /// Releases an output and its graph.
@@ -252,7 +249,7 @@ impl Trainer {
         chosen == phase || chosen == EmptyCache::AfterPhases
     }
 
-    /// fp16 has a small range: the loss is scaled up, and the gradients are scaled down again.
+    /// fp16 has a small range: the loss is scaled up (`GradScaler.scale`), and the gradients are scaled down again.
     fn scale_loss(&mut self, output: ForwardOutput) -> ForwardOutput {
         if self.loss_scale.is_none() {
             let scalar = |machine: &mut TensorMachine| machine.alloc(NumberFormat::Single.bytes(), Category::Optimizer);
@@ -265,16 +262,39 @@ impl Trainer {
         ForwardOutput { value: scaled, graph: std::mem::replace(&mut self.machine.graph, next) }
     }
 
-    fn unscale_gradients(&mut self) {
+    /// Scales the gradients down and looks for infinite ones (`GradScaler.step`). Returns what the scaler holds until its
+    /// `update`.
+    fn unscale_gradients(&mut self) -> Vec<Tensor> {
+        const DOUBLE: u64 = 8;
+        let machine = &mut self.machine;
         let bytes = NumberFormat::Single.bytes();
-        let [is_infinite, inverse] = [(); 2].map(|()| self.machine.temporary(bytes));
-        for id in 0..self.machine.weights.len() {
-            if let Some(gradient) = self.machine.weights[id].resident_gradient() {
-                let traffic = 2 * self.machine.bytes(gradient);
-                self.machine.elementwise(traffic, [inverse, is_infinite, gradient]);
+        // The fused update scales the gradients itself: they are only looked at, with a scale of one.
+        let is_fused = machine.plan.techniques.update_loop == UpdateLoop::Fused;
+        let inverse = if is_fused {
+            machine.temporary(bytes)
+        } else {
+            let [wide, reciprocal] = [(); 2].map(|()| machine.temporary(DOUBLE));
+            machine.release(wide);
+            let inverse = machine.temporary(bytes);
+            machine.release(reciprocal);
+            inverse
+        };
+        let is_infinite = machine.temporary(bytes);
+        // Both are copied to the device of the gradients, which is their own (`_MultiDeviceReplicator.get`).
+        let [found, scale] = [(); 2].map(|()| machine.temporary(bytes));
+        for id in 0..machine.weights.len() {
+            if let Some(gradient) = machine.weights[id].resident_gradient() {
+                let traffic = 2 * machine.bytes(gradient);
+                machine.elementwise(traffic, [scale, found, gradient]);
             }
         }
-        self.machine.release_all([inverse, is_infinite]);
+        machine.release_all([scale, inverse, is_infinite]);
+        let mut held = vec![found];
+        if is_fused {
+            // The sum of what was found on all devices, and the scale.
+            held.extend([(); 2].map(|()| machine.temporary(bytes)));
+        }
+        held
     }
 }
 

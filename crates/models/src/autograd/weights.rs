@@ -130,6 +130,12 @@ pub(crate) struct WeightState {
     pub(crate) unfinished_gradient: Option<Tensor>,
     /// This rank's part of the gradient, where the whole is scattered as soon as it is complete.
     pub(crate) gradient_shard: Option<Tensor>,
+    /// Its single-precision copy, which the optimizer updates in its place.
+    pub(crate) master: Option<Tensor>,
+    /// The gradient of that copy.
+    pub(crate) master_gradient: Option<Tensor>,
+    /// The single-precision sum of its gradients, where these are not kept themselves.
+    pub(crate) gradient_sum: Option<Tensor>,
     /// The optimizer's state, from the first step on.
     pub(crate) state: Vec<Tensor>,
     /// Whether there is optimizer state for it, on the host or in unified memory too.
@@ -145,30 +151,45 @@ impl WeightState {
         WeightState { elements, rows, layout, whole, number, layer, trainable, is_buffer, ..WeightState::default() }
     }
 
-    /// The tensor that the optimizer updates on this rank.
+    /// What this rank has of it.
     pub(crate) fn resident(&self) -> Option<Tensor> {
         self.tensor.or(self.shard)
     }
 
-    /// The gradient that the optimizer reads on this rank.
+    /// What this rank has of its gradient.
     pub(crate) fn resident_gradient(&self) -> Option<Tensor> {
         self.gradient.or(self.gradient_shard)
+    }
+
+    /// The gradient that the optimizer reads on this rank.
+    pub(crate) fn read_gradient(&self) -> Option<Tensor> {
+        self.master_gradient.or(self.resident_gradient())
+    }
+
+    /// The tensor that the optimizer updates on this rank, and the gradient that it reads.
+    pub(crate) fn updated(&self) -> Option<(Tensor, Tensor)> {
+        self.master.or(self.resident()).zip(self.read_gradient())
     }
 }
 
 impl TensorMachine {
-    /// Loads the weights onto the device, or to where they are kept.
+    /// Loads the weights onto the device, or to where they are kept, and makes what training adds to them before its first
+    /// step.
     pub(crate) fn load(&mut self) {
-        if self.plan.techniques.quantized {
-            return self.load_quantized();
-        }
         self.trace.mark(MarkKind::Phase, "load", 0);
-        if self.is_fully_sharded() {
-            return self.load_groups();
+        if self.plan.techniques.quantized {
+            self.load_quantized();
+        } else if self.is_fully_sharded() {
+            self.load_groups();
+        } else if self.plan.techniques.splits_sequences {
+            self.load_and_divide();
+        } else {
+            self.load_whole();
         }
-        if self.plan.techniques.splits_sequences {
-            return self.load_and_divide();
-        }
+        self.make_single_copies();
+    }
+
+    fn load_whole(&mut self) {
         let number = self.plan.precision.of_weights();
         let model = self.model.clone();
         for declared in model.weights() {
@@ -385,6 +406,9 @@ impl TensorMachine {
     /// Called when a weight's gradient of this pass is complete: shares it with the other ranks or the host.
     pub(crate) fn gradient_is_complete(&mut self, id: WeightId) {
         let Some(gradient) = self.weights[id as usize].gradient else { return };
+        if let Some(sum) = self.weights[id as usize].gradient_sum {
+            return self.add_to_gradient_sum(id, gradient, sum);
+        }
         match self.plan.techniques.data_parallel {
             DataParallel::Sharded { stage, ranks } if stage >= 2 => self.scatter_gradient(id, gradient, ranks),
             DataParallel::Sharded { ranks, .. } if self.is_last_micro_batch => {

@@ -22,6 +22,8 @@ use oomph_trace::Category;
 
 /// Memory-efficient attention pads its row sums to this many rows.
 const ROW_SUM_PADDING: u64 = 32;
+/// Memory-efficient attention takes masks whose rows have a multiple of this many numbers (`preprocess_mask`).
+const MASK_ALIGNMENT: u64 = 8;
 /// The rows of a mask's gradient have a multiple of this many numbers (`_efficient_attention_backward`).
 const MASK_GRADIENT_ALIGNMENT: u64 = 16;
 /// Bytes of a seed, and of an offset into its random numbers, which cuDNN's kernel keeps even without dropout.
@@ -110,6 +112,83 @@ impl TensorMachine {
             self.release(narrow.tensor);
         }
         output
+    }
+
+    /// Which tokens a token attends to: a flag for every pair, of those before it within a window (transformers'
+    /// `sdpa_mask` with `sliding_window_overlay` and `causal_mask_function`).
+    pub(crate) fn window_flags(&mut self) -> Tensor {
+        let length = u64::from(self.graph.length);
+        let (of_tokens, of_pairs) = (INDEX * length, length * length);
+        let of_batch = [u64::from(self.graph.sequences), 1].map(|count| self.temporary(INDEX * count));
+        let places = [(); 2].map(|()| {
+            let range = self.temporary(of_tokens);
+            self.replaced(range, of_tokens)
+        });
+        let all = self.temporary(1);
+        let first = self.temporary(of_tokens);
+        let within = self.temporary(of_pairs);
+        self.elementwise(of_pairs, [places[1], first, within]);
+        self.release(first);
+        let within_all = self.temporary(of_pairs);
+        self.elementwise(2 * of_pairs, [within, within_all]);
+        self.release_all([within, all]);
+        let earlier = self.temporary(of_pairs);
+        let flags = self.temporary(of_pairs);
+        self.elementwise(4 * of_pairs, [earlier, within_all, flags]);
+        self.release_all([earlier, within_all]);
+        self.release_all(of_batch);
+        self.release_all(places);
+        flags
+    }
+
+    /// Attention where these flags allow it. Heads that share keys and values get copies of them, for a mask excludes
+    /// `enable_gqa` (transformers' `use_gqa_in_sdpa`).
+    pub(crate) fn flagged_attention(
+        &mut self,
+        inputs: [Variable; 3],
+        flags: Tensor,
+        shape: AttentionShape,
+    ) -> Variable {
+        let [query, key, value] = inputs;
+        let [key, value] = [key, value].map(|heads| {
+            let bytes = self.size(heads) / u64::from(shape.key_value_heads) * u64::from(shape.heads);
+            match shape.key_value_heads {
+                1 if shape.heads > 1 => self.one_head_for_all(heads, bytes),
+                _ => self.heads_of_all(heads, &shape, bytes),
+            }
+        });
+        let shape = AttentionShape { key_value_heads: shape.heads, is_causal: false, ..shape };
+        // Autocast casts the last argument first.
+        let narrow_value = self.cast_for_product(value);
+        let narrow_key = self.cast_for_product(key);
+        let narrow_query = self.cast_for_product(query);
+        let mask = self.mask_of_flags(flags, shape.number);
+        let attended = self.masked_attention([narrow_query, narrow_key, narrow_value], mask, shape);
+        self.release(mask.tensor);
+        for (narrow, wide) in [(narrow_query, query), (narrow_key, key), (narrow_value, value)] {
+            if narrow.tensor != wide.tensor {
+                self.release(narrow.tensor);
+            }
+        }
+        self.release_all([value.tensor, key.tensor]);
+        attended
+    }
+
+    /// Zero or minus infinity for every flag and sequence (`convert_boolean_attn_mask`); memory-efficient attention takes
+    /// longer rows (`preprocess_mask`).
+    fn mask_of_flags(&mut self, flags: Tensor, number: NumberFormat) -> Variable {
+        let (tokens, length) = (self.tokens(), u64::from(self.graph.length));
+        let constants = [(); 2].map(|()| self.temporary(number.bytes()));
+        let mut mask = self.alloc(tokens * length * number.bytes(), Category::Activation);
+        self.elementwise(self.bytes(mask) + self.bytes(flags), [flags, mask]);
+        self.release_all(constants);
+        let columns = round_up(length, MASK_ALIGNMENT);
+        if number == NumberFormat::Single && columns > length {
+            let padded = self.alloc(tokens * columns * number.bytes(), Category::Activation);
+            self.elementwise(self.bytes(mask) + self.bytes(padded), [mask, padded]);
+            self.release(std::mem::replace(&mut mask, padded));
+        }
+        Variable::constant(mask, number)
     }
 
     fn attend(&mut self, call: AttentionCall, records: bool, edges: &[GradientEdge; MOST_EDGES]) -> Variable {
@@ -513,6 +592,13 @@ impl TensorMachine {
         let of_heads = self.size(heads);
         self.elementwise(bytes + of_heads, [heads.tensor, repeated]);
         self.output_of(repeated, heads.number, GraphOperation::RepeatHeads { bytes: of_heads }, &[heads])
+    }
+
+    /// A key or a value that all heads share, seen as one for each of them: a view without a copy (`expand`).
+    fn one_head_for_all(&mut self, head: Variable, bytes: u64) -> Variable {
+        let operation = GraphOperation::RepeatHeads { bytes: self.size(head) };
+        let tensor = self.retain(head.tensor);
+        Variable { part: Some(bytes), ..self.output_of(tensor, head.number, operation, &[head]) }
     }
 
     /// The softmax of every row; rows without any number would be zeros.

@@ -39,7 +39,12 @@ impl TensorMachine {
 
     fn negative_log_likelihood(&mut self, log_probabilities: Variable, target: Tensor) -> Variable {
         let number = log_probabilities.number;
-        self.save_for(&[log_probabilities], [log_probabilities.tensor, target]);
+        self.save_for(&[log_probabilities], [log_probabilities.tensor]);
+        if self.records(log_probabilities.needs_gradient()) {
+            // Targets may be a part of a padded tensor.
+            let part = Some(self.bytes(target).min(INDEX * self.tokens()));
+            self.save_variable(Variable { part, ..Variable::constant(target, number) });
+        }
         let [loss, total_weight] = [(); 2].map(|()| self.alloc(number.bytes(), Category::Activation));
         self.work(Work::Reduction { bytes: self.tokens() * (INDEX + 32) }, [log_probabilities.tensor, target, loss]);
         self.save_for(&[log_probabilities], [total_weight]);

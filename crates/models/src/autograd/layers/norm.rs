@@ -126,7 +126,8 @@ impl TensorMachine {
         let number = self.plan.precision.of_weights();
         let trainable = self.weights[id as usize].trainable;
         let to = if trainable { GradientEdge::Weight(id) } else { GradientEdge::None };
-        let weight = Variable::constant(tensor, number);
+        let part = Some(self.weight_bytes(id, tensor));
+        let weight = Variable { part, ..Variable::constant(tensor, number) };
         if number == NumberFormat::Single {
             return self.shift_of(weight, to);
         }

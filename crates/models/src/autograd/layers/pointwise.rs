@@ -191,7 +191,7 @@ impl TensorMachine {
 
     /// The same, of a weight: its gradient goes along `to`.
     pub(crate) fn shift_of(&mut self, weight: Variable, to: GradientEdge) -> Variable {
-        let bytes = self.bytes(weight.tensor);
+        let bytes = self.size(weight);
         let result = self.temporary(bytes);
         self.elementwise(2 * bytes, [weight.tensor, result]);
         let records = self.records(to.is_needed());

@@ -13,7 +13,7 @@ use crate::autograd::{
     weights::WeightState,
 };
 use oomph_base::ProductRole;
-use oomph_trace::{Category, MarkKind};
+use oomph_trace::Category;
 
 /// Weights that share a scale.
 const BLOCK: u64 = 64;
@@ -50,7 +50,6 @@ impl TensorMachine {
     /// Loads a model with 4-bit weights and adapters: `from_pretrained` with a `BitsAndBytesConfig`,
     /// `prepare_model_for_kbit_training` and `get_peft_model`.
     pub(crate) fn load_quantized(&mut self) {
-        self.trace.mark(MarkKind::Phase, "load", 0);
         let model = self.model.clone();
         let declared = model.weights();
         self.weights.extend(declared.iter().map(WeightState::of));

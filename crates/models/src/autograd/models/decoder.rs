@@ -1,4 +1,5 @@
-//! Decoder-only language models as Hugging Face's transformers (5.22) runs them, with SDPA and without a mask.
+//! Decoder-only language models as Hugging Face's transformers (5.22) runs them, with SDPA. Only sequences that fill a
+//! sliding window take a mask.
 //!
 //! Written after the modeling files: every operator there is one here, in the same order, and every local variable lives
 //! until its scope ends. A [`DecoderFamily`] says which file; [`DecoderShape`] is what the configuration says.
@@ -82,9 +83,6 @@ pub(crate) const DECODER: GeneratorEntry = GeneratorEntry {
         let lengths = SequenceLengths::read(plan.shape, parameters)?;
         let shape = DecoderShape::read(parameters, &plan)?;
         plan.refuse_unmodelled(shape.is_llama_like(), shape.head_width).map_err(|reason| parameters.refuse(reason))?;
-        if !shape.is_compared_with_fsdp() {
-            plan.refuse_fully_shard().map_err(|reason| parameters.refuse(reason))?;
-        }
         shape.check_quantized(&plan).map_err(|reason| parameters.refuse(reason))?;
         shape.check_window(&plan).map_err(|reason| parameters.refuse(reason))?;
         let model = Arc::new(Decoder::new(&plan, shape));
@@ -192,21 +190,39 @@ impl DecoderShape {
         matches!(self.family, DecoderFamily::Llama | DecoderFamily::Qwen2 | DecoderFamily::Qwen3 | DecoderFamily::Gemma)
     }
 
-    /// Whether the model was compared with PyTorch's FSDP. Gemma's scale of the embeddings keeps its format there.
-    fn is_compared_with_fsdp(&self) -> bool {
-        self.family != DecoderFamily::Gemma
+    /// Whether sequences of this length take a mask (`_ignore_causal_mask_sdpa`).
+    fn fills_window(&self, length: u32) -> bool {
+        self.window > 0 && length >= self.window
     }
 
-    /// Sequences that are longer than the window of attention take a mask, and other kernels.
+    /// Refuses what was not compared with transformers where attention takes a mask.
     fn check_window(&self, plan: &TrainingPlan) -> Result<(), String> {
-        if self.window > 0 && plan.shape.context > self.window {
-            let (context, window) = (plan.shape.context, self.window);
-            return Err(format!(
-                "a context of {context} is longer than the sliding window of {window}, and the mask that \
-                                this takes is not modelled; `oomph rehearse` runs the model's own code"
-            ));
+        let techniques = &plan.techniques;
+        let refused = [
+            ("liger", techniques.liger),
+            ("ckpt_selective", techniques.keeps_products),
+            ("offload", techniques.offload_activations),
+        ];
+        match refused.into_iter().find(|(_, is_set)| *is_set) {
+            Some((word, _)) if self.fills_window(plan.shape.context) => Err(format!(
+                "technique '{word}' is not modelled for a context of {} that fills the sliding window of {}; `oomph \
+                 rehearse` runs the model's own code",
+                plan.shape.context, self.window
+            )),
+            _ => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Refuses prompts that take a mask.
+    fn refuse_window(&self, context: u32) -> Result<(), String> {
+        match self.fills_window(context) {
+            true => Err(format!(
+                "a context of {context} fills the sliding window of {}, and the mask that this takes is not modelled for \
+                 answers; `oomph rehearse` runs the model's own code",
+                self.window
+            )),
+            false => Ok(()),
+        }
     }
 
     /// Refuses 4-bit weights where nothing confirms what they take.
@@ -277,6 +293,8 @@ struct Decoder {
     shape: DecoderShape,
     weights: Vec<DeclaredWeight>,
     tokens: WeightId,
+    /// What rows of that table are multiplied with, where the family does so.
+    token_scale: Option<WeightId>,
     /// The table of positions, where they are learned.
     positions: Option<WeightId>,
     blocks: Vec<DecoderBlock>,
@@ -291,10 +309,7 @@ impl Decoder {
         let (width, vocabulary) = (plan.shape.width, plan.shape.vocabulary);
         let tokens = weights.embedding(vocabulary);
         let positions = (shape.family == DecoderFamily::Gpt2).then(|| weights.embedding(shape.positions));
-        if shape.family == DecoderFamily::Gemma {
-            // The scale of the embeddings.
-            weights.list.declare_buffer(1, None);
-        }
+        let token_scale = (shape.family == DecoderFamily::Gemma).then(|| weights.list.declare_buffer(1, None));
         let blocks = (0..plan.shape.layers)
             .map(|layer| {
                 weights.list.layer = u16::try_from(layer).ok();
@@ -315,7 +330,7 @@ impl Decoder {
         let bias = (shape.family == DecoderFamily::Phi).then(|| weights.declare(vocabulary, 1));
         let head =
             LinearWeights { bias, flattens: true, ..LinearWeights::plain(head, width, vocabulary, TensorSplit::Whole) };
-        Decoder { shape, weights: weights.list.declared, tokens, positions, blocks, norm, head }
+        Decoder { shape, weights: weights.list.declared, tokens, token_scale, positions, blocks, norm, head }
     }
 
     fn normed(&self, machine: &mut TensorMachine, input: Variable, norm: DecoderNorm) -> Variable {
@@ -439,7 +454,8 @@ impl Decoder {
         let query = project(machine, 0, machine.plan.shape.heads);
         let key = project(machine, 1, self.shape.key_value_heads);
         let value = adapted(machine, input, projections[2]);
-        let is_reordered = self.attends_by_operators(machine) && self.shape.key_value_heads > 1;
+        let is_by_head = self.has_gradients_by_head(machine) || self.copies_keys(machine);
+        let is_reordered = is_by_head && self.shape.key_value_heads > 1;
         let value = if is_reordered { machine.reordered(value) } else { value };
         if self.shape.rotary_width < self.shape.head_width {
             let (rotated, rotations) = self.rotate_in_part(machine, [query, key], true);
@@ -502,9 +518,9 @@ impl Decoder {
 
     /// Rotates queries and keys, which are released.
     fn all_rotated(&self, machine: &mut TensorMachine, heads: [Variable; 2]) -> [Variable; 2] {
-        if let ([cosines, sines], true) = (&machine.graph.arguments[..], machine.plan.techniques.liger) {
+        if let ([cosines, sines, ..], true) = (&machine.graph.arguments[..], machine.plan.techniques.liger) {
             let angles = [*cosines, *sines];
-            let is_by_head = self.attends_by_operators(machine);
+            let is_by_head = self.has_gradients_by_head(machine);
             let copied = [machine.plan.shape.heads, self.shape.key_value_heads].map(|count| is_by_head && count > 1);
             return machine.liger_rotate(heads, angles, copied);
         }
@@ -515,7 +531,7 @@ impl Decoder {
 
     fn rotated(&self, machine: &mut TensorMachine, heads: Variable) -> Variable {
         match machine.graph.arguments[..] {
-            [cosines, sines] => machine.rotate(heads, [cosines, sines]),
+            [cosines, sines, ..] => machine.rotate(heads, [cosines, sines]),
             _ => heads,
         }
     }
@@ -547,7 +563,22 @@ impl Decoder {
     /// Whether no fused kernel takes heads that share keys and values.
     fn attends_by_operators(&self, machine: &TensorMachine) -> bool {
         let is_shared = self.shape.key_value_heads < machine.plan.shape.heads;
-        is_shared && machine.plan.precision.of_attended() == NumberFormat::Single
+        let is_masked = self.shape.fills_window(machine.graph.length);
+        is_shared && !is_masked && machine.plan.precision.of_attended() == NumberFormat::Single
+    }
+
+    /// Whether attention's backward makes gradients head by head: plain operators do, and so does cuDNN's kernel where its
+    /// inputs come from the host, for it takes their layout.
+    fn has_gradients_by_head(&self, machine: &TensorMachine) -> bool {
+        let is_from_host = machine.saving == SavingMode::ToHost;
+        self.attends_by_operators(machine)
+            || (is_from_host && machine.plan.precision.of_attended() == NumberFormat::Half)
+    }
+
+    /// Whether every head gets a copy of the keys and values that it shares.
+    fn copies_keys(&self, machine: &TensorMachine) -> bool {
+        let is_shared = self.shape.key_value_heads < machine.plan.shape.heads;
+        is_shared && self.shape.fills_window(machine.graph.length)
     }
 
     /// Attention over queries, keys and values, token by token.
@@ -559,6 +590,9 @@ impl Decoder {
             head_width: self.shape.head_width,
             is_causal: true,
         };
+        if let &[_, _, flags] = &machine.graph.arguments[..] {
+            return machine.flagged_attention([query, key, value], flags.tensor, shape);
+        }
         if self.attends_by_operators(machine) {
             let by_head = machine.math_attention([query, key, value], shape, false);
             let by_token = machine.by_token(by_head, shape.heads);
@@ -635,14 +669,18 @@ impl Decoder {
         [padded, labels]
     }
 
-    /// Rows of the table of tokens, scaled where the family does so.
+    /// Rows of the table of tokens, scaled where the family does so. The scale is brought to the format of the rows: a
+    /// buffer keeps its own where FSDP narrows the table (`MixedPrecisionPolicy`) or peft widens it
+    /// (`prepare_model_for_kbit_training`).
     fn token_rows(&self, machine: &mut TensorMachine, ids: Tensor) -> Variable {
         let tokens = machine.embedding(self.tokens, ids, machine.tokens());
-        if self.shape.family != DecoderFamily::Gemma {
-            return tokens;
-        }
-        let scaled = machine.scale(tokens);
-        machine.release(tokens.tensor);
+        let Some(scale) = self.token_scale else { return tokens };
+        let scale = machine.weight_on_device(scale);
+        let is_half = machine.bytes(scale) == NumberFormat::Half.bytes();
+        let kept = Variable::constant(scale, if is_half { NumberFormat::Half } else { NumberFormat::Single });
+        let scale = machine.in_format(kept, tokens.number);
+        let scaled = machine.multiply(tokens, scale, Category::Temporary);
+        machine.release_all([scale.tensor, tokens.tensor]);
         scaled
     }
 
@@ -729,9 +767,12 @@ impl ModelArchitecture for Decoder {
         let embedded = self.embed(machine, batch.input);
         let mut hidden = embedded.hidden;
         if self.shape.has_rotation() {
+            let is_masked = self.shape.fills_window(machine.graph.length);
+            let flags = is_masked.then(|| machine.window_flags());
             // All sequences have the same positions.
             let count = machine.graph.length.into();
             machine.graph.arguments = self.rotation(machine, count, hidden.number).to_vec();
+            machine.graph.arguments.extend(flags.map(|flags| Variable::constant(flags, NumberFormat::Single)));
         }
         let rotation: Vec<Tensor> = machine.graph.arguments.iter().map(|table| table.tensor).collect();
         for layer in 0..self.blocks.len() as u32 {
@@ -955,11 +996,10 @@ mod tests {
         assert_eq!(recipe.weight_count().unwrap(), Some(46_702_792_704));
     }
 
-    fn fsdp(family: &str) -> Result<Vec<u64>, String> {
-        let settings = [("family", family), ("layers", "1"), ("width", "64"), ("heads", "2"), ("ffn", "96")];
-        let sizes = [("vocab", "100"), ("context", "16"), ("batch", "1"), ("steps", "1"), ("techniques", "fsdp:7")];
-        let settings = settings.iter().chain(&sizes).map(|(name, value)| (*name, (*value).to_owned())).collect();
-        let recipe = Recipe::of_settings(family.to_owned(), &DECODER, "test", settings);
+    /// The sizes of all requests of a model with these settings.
+    fn requests_of(name: &str, settings: &[(&'static str, &str)]) -> Result<Vec<u64>, String> {
+        let settings = settings.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
+        let recipe = Recipe::of_settings(name.to_owned(), &DECODER, "test", settings);
         let trace = Trace::read(&recipe.workload().map_err(|error| error.to_string())?).unwrap();
         let sizes = trace.events.iter().filter_map(|event| match event.op {
             Op::Alloc { bytes, .. } => Some(bytes),
@@ -968,16 +1008,76 @@ mod tests {
         Ok(sizes.collect())
     }
 
+    fn requests(family: &str, techniques: &str) -> Vec<u64> {
+        let settings = [("family", family), ("layers", "1"), ("width", "64"), ("heads", "2"), ("ffn", "96")];
+        let sizes = [("vocab", "100"), ("context", "16"), ("batch", "1"), ("steps", "1"), ("techniques", techniques)];
+        requests_of(family, &[settings, sizes].concat()).unwrap()
+    }
+
     /// A seventh of the rows, rounded up: of 192 outputs of a `Linear`, of 64 inputs of a `Conv1D`, of 8 experts.
     #[test]
     fn fsdp_divides_rows() {
-        let has = |family: &str, rows: u64, columns: u64| fsdp(family).unwrap().contains(&(rows * columns * 4));
+        let has = |family: &str, rows: u64, columns: u64| requests(family, "fsdp:7").contains(&(rows * columns * 4));
         assert!(has("gpt_neox", 28, 64) && !has("gpt_neox", 10, 192));
         assert!(has("gpt2", 10, 192) && !has("gpt2", 28, 64));
         assert!(has("mixtral", 2, 2 * 96 * 64));
-        assert_eq!(
-            fsdp("gemma"),
-            Err("workload 'gemma': technique 'fsdp' is not modelled for this model yet".to_owned())
-        );
+    }
+
+    fn in_window(window: &str, techniques: &str) -> Result<Vec<u64>, String> {
+        let settings = [("layers", "3"), ("width", "64"), ("heads", "4"), ("kv_heads", "2"), ("ffn", "96")];
+        let sizes = [("vocab", "100"), ("context", "99"), ("batch", "2"), ("steps", "1"), ("techniques", techniques)];
+        requests_of("windowed", &[&settings[..], &sizes, &[("window", window)]].concat())
+    }
+
+    /// Sequences that fill the window take flags of pairs once, and a mask of them in every layer: in the format of
+    /// attention, with a row per token of all sequences, which memory-efficient attention pads to 104 numbers.
+    #[test]
+    fn sequences_that_fill_the_window_take_a_mask() {
+        let count = |window: &str, techniques: &str, bytes: u64| {
+            in_window(window, techniques).unwrap().into_iter().filter(|&request| request == bytes).count()
+        };
+        for (window, flags, masks) in [("0", 0, 0), ("100", 0, 0), ("99", 4, 3), ("20", 4, 3)] {
+            assert_eq!(count(window, "bf16_model", 99 * 99), flags, "{window}");
+            assert_eq!(count(window, "bf16_model", 2 * 99 * 99 * 2), masks, "{window}");
+            assert_eq!(count(window, "", 2 * 99 * 104 * 4), masks, "{window}");
+        }
+        for word in ["liger", "offload", "ckpt_selective"] {
+            assert!(in_window("100", word).is_ok(), "{word}");
+            let reason = format!(
+                "workload 'windowed': technique '{word}' is not modelled for a context of 99 that fills the sliding window \
+                 of 99; `oomph rehearse` runs the model's own code"
+            );
+            assert_eq!(in_window("99", word), Err(reason));
+        }
+    }
+
+    /// The number of requests and their bytes, of a rehearsed Llama. cuDNN's kernel makes the gradients of values that come
+    /// from the host head by head, and they are copied; labels of one sequence are copied without their padding.
+    #[test]
+    fn tensors_from_the_host_have_another_order() {
+        let shape = [("layers", "3"), ("width", "256"), ("heads", "4"), ("kv_heads", "2"), ("ffn", "700")];
+        let sizes = [("vocab", "3001"), ("context", "130"), ("steps", "3")];
+        for (batch, techniques, count, bytes) in [
+            ("2", "bf16_model,offload", 1807, 417_336_248),
+            ("2", "amp,offload", 2017, 555_178_424),
+            ("1", "amp,offload,ckpt", 2005, 408_535_328),
+        ] {
+            let settings = [&shape[..], &sizes, &[("batch", batch), ("techniques", techniques)]].concat();
+            let requests = requests_of("llama", &settings).unwrap();
+            assert_eq!((requests.len(), requests.iter().sum::<u64>()), (count, bytes), "{batch} {techniques}");
+        }
+    }
+
+    /// The scale of Gemma's embeddings is a buffer: no policy narrows it, so the model does. Its norms add one to whole
+    /// weights, without the rows that FSDP pads.
+    #[test]
+    fn gemma_scales_its_embeddings_in_their_format() {
+        let count = |techniques: &str, bytes: u64| {
+            requests("gemma", techniques).into_iter().filter(|&request| request == bytes).count()
+        };
+        assert_eq!((count("fsdp:7", 2), count("bf16_model", 2)), (0, 1), "the buffer");
+        assert_eq!(count("fsdp:7,bf16_master", 2), 1, "the cast of a buffer of 4 bytes");
+        // Gathered for forward and backward, the last norm once; 70 rows of 64.
+        assert_eq!((count("fsdp:7", 70 * 4), count("fsdp:7,bf16_master", 70 * 4)), (5, 0));
     }
 }

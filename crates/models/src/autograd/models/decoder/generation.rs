@@ -111,7 +111,7 @@ fn read(parameters: &Parameters<'_>) -> Result<(TrainingPlan, DecoderShape), Wor
     let plan = TrainingPlan { shape, precision, techniques: Techniques::default() };
     let shape = DecoderShape::read(parameters, &plan)?;
     plan.refuse_padded_heads(shape.head_width).map_err(|reason| parameters.refuse(reason))?;
-    shape.check_window(&plan).map_err(|reason| parameters.refuse(reason))?;
+    shape.refuse_window(plan.shape.context).map_err(|reason| parameters.refuse(reason))?;
     if shape.family == DecoderFamily::Mixtral {
         return Err(parameters.refuse("answers of a mixture of experts are not modelled yet"));
     }
