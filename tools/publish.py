@@ -5,6 +5,7 @@
     tools/publish.py --write        put what the files say into the texts
     tools/publish.py --list         every figure with its value and its source
     tools/publish.py --self-test    a changed digit in any covered place must be found
+    tools/publish.py --keep strategies FOLDER..    keep what is compared of simulated runs, as simulated/strategies.csv
 
 Rules are in publish_rules.py, in three kinds:
   tables      a table between `<!-- table: NAME -->` and `<!-- end -->` is written by a function.
@@ -124,18 +125,25 @@ def pages():
     return [checked(file, (ROOT / file).read_text()) for file in rules.FILES]
 
 
+def last_digits(page):
+    """Where the last digit of every covered line is."""
+    for start, end in page.covered:
+        for line in re.finditer(r"[^\n]+", page.text[start:end]):
+            digits = [start + line.start() + at for at, sign in enumerate(line.group()) if sign.isdigit()]
+            yield from digits[-1:]
+
+
 def self_test():
-    """Changes one digit of every covered place, one after the other; each must be found."""
+    """Changes the last digit of every figure and of every row of a table, one after the other; each must be found."""
     places, missed = 0, []
     for page in pages():
-        for start, end in page.covered:
-            digit = next((at for at in range(start, end) if page.text[at].isdigit()), None)
-            if digit is None:
-                continue
+        for digit in last_digits(page):
             other = str((int(page.text[digit]) + 1) % 10)
             places += 1
-            changed = page.text[:digit] + other + page.text[digit + 1 :]
-            if not checked(page.file, changed).problems:
+            changed = Page(page.file, page.text[:digit] + other + page.text[digit + 1 :])
+            changed.check_tables()
+            changed.check_sentences()
+            if not changed.problems:
                 missed.append(f"{page.file}: a change at {digit} was not found")
     added = checked("README.md", (ROOT / "README.md").read_text().replace("\n## More", "\nIt took 4711 steps.\n\n## More"))
     if not any("4711" in str(problem) for problem in added.problems):
@@ -150,10 +158,14 @@ def main():
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--self-test", action="store_true")
+    parser.add_argument("--keep", nargs="+", metavar=("NAME", "FOLDER"))
     options = parser.parse_args()
     if options.list:
         for name in sorted(rules.FIGURES):
             print(f"{name:32} {rules.value(name):>14}  {rules.source(name)}")
+        return 0
+    if options.keep:
+        print("written:", rules.keep_simulated(options.keep[0], options.keep[1:]))
         return 0
     if options.self_test:
         missed = self_test()
