@@ -697,6 +697,13 @@ def releases_table():
     return markdown(["PyTorch", "programs:", "calls:", "differences:", "ended early:"], body)
 
 
+# The repository itself.
+
+TRUTH = "tests/integration/models_truth/truth.csv"
+figure("catalog.workloads", "workloads/*.toml")(lambda: len(list((ROOT / "workloads").glob("*.toml"))))
+figure("truth.programs", TRUTH)(lambda: len(rows(TRUTH)))
+
+
 # Programs that ran out of memory.
 
 FRAGMENTATION, LEAK, RECORD = (f"{H200}/out-of-memory/{name}.txt" for name in ("fragmentation", "leak", "record"))
@@ -711,6 +718,20 @@ def allocated_at_oom():
     return [float(number) for number in re.findall(r"Of the allocated memory ([\d.]+) GiB", text(RECORD))]
 
 
+def of_message(at, pattern, file=RECORD):
+    return re.findall(pattern, text(file))[at]
+
+
+figure("oom.held", RECORD)(lambda: of_message(0, r"Of the allocated memory ([\d.]+) GiB"))
+figure("oom.cached", RECORD)(lambda: of_message(0, r"and ([\d.]+) GiB is reserved by PyTorch but unallocated"))
+figure("oom.free", RECORD)(lambda: f"{float(of_message(0, r'of which ([0-9.]+) MiB is free')):.0f}")
+figure("oom.lost", RECORD)(lambda: f"{float(of_message(0, r'and ([0-9.]+) MiB is reserved by PyTorch but unallocated')):.0f}")
+SLOPE = r"slope +(\d+) MiB a step of what is kept \(95 % interval (\d+) MiB to (\d+) MiB"
+GROWS = r"who grows +(\d+) MiB a step, (\d+) -> (\d+) blocks"
+for at, name in enumerate(("slope", "low", "high")):
+    figure(f"leak.{name}", LEAK)(lambda at=at: thousands(int(of_message(0, SLOPE, LEAK)[at])))
+for at, name in enumerate(("line", "first", "last")):
+    figure(f"leak.{name}", LEAK)(lambda at=at: of_message(0, GROWS, LEAK)[at])
 figure("oom.steps", FRAGMENTATION)(lambda: max(map(int, re.findall(r"^step +(\d+) ", text(FRAGMENTATION), re.M))) + 1)
 figure("oom.further", RECORD)(lambda: f"{allocated_at_oom()[1] - allocated_at_oom()[0]:.1f}")
 figure("oom.fewest", FRAGMENTATION, LEAK, RECORD)(lambda: thousands(min(entries())))
@@ -745,6 +766,7 @@ def keep_simulated(name, folders):
 
 SENTENCES = {
     "README.md": [
+        "18 strategies, {catalog.workloads} workloads, benchmark suites",
         "{strategies.count} strategies on {strategies.workloads} workloads and {strategies.recordings} recordings of"
         " {strategies.programs} PyTorch programs, {strategies.cases} cases. By content they are {strategies.patterns} different patterns",
         "to the byte in {agree.same} of the {agree.compared} cases that are neither `async` nor `arena` and whose workload is unchanged since",
@@ -763,7 +785,16 @@ SENTENCES = {
         "At least {releases.programs} programs for each release from 2.0 to 2.15 gave {releases.differences} differences",
         "to the byte in {agree.same} of the {agree.compared} cases that are neither `async` nor `arena` and whose workload is unchanged since. [The other {agree.others}]",
     ],
-    "docs/suites.md": ["predict {accuracy.exact} of {accuracy.count} memory levels to the byte"],
+    "docs/out-of-memory.md": [
+        "PyTorch's message: {oom.held} GiB were held by the program, {oom.cached} GiB were cached in blocks too small, and {oom.free} MiB",
+        "the program got {oom.further} GiB further and died in the same step, with {oom.lost} MiB lost",
+        "a leak of {leak.slope} MiB per step (95 % interval {leak.low} to {leak.high} MiB",
+        "{leak.line} MiB per step, {leak.first} -> {leak.last} blocks",
+    ],
+    "docs/will-it-fit.md": ["{truth.programs} real programs were rehearsed beside it"],
+    "docs/suites.md": [
+        "They are compared with {truth.programs} programs that were rehearsed",
+        "predict {accuracy.exact} of {accuracy.count} memory levels to the byte"],
     "docs/recordings.md": [
         "equal to the byte in {what-if.exact} of {what-if.count} pairs, and OOM or no OOM is right in {what-if.ooms} of {what-if.count}",
     ],
