@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Makes the recordings of workloads/recorded, gpt_grid.csv and the rows of step_timings.csv for the GPT of 355M.
+"""Makes the recordings of workloads/recorded with snapshots.csv and per_step.csv, gpt_grid.csv, and step_timings.csv for the GPT of 355M.
 
     python3 recorded.py --list                        every recording with its command
     python3 recorded.py train_amp --record FILE       one program; FILE is PyTorch's memory snapshot
-    python3 recorded.py --all DIR                     all recordings, each in a process of its own, compressed with xz
+    python3 recorded.py --all DIR                     all recordings, each in a process of its own, compressed with xz; snapshots.csv and
+                                                      per_step.csv get PyTorch's counters at the end and after every step
     python3 recorded.py --grid                        peaks of three sizes of the GPT with seven techniques, as CSV
     python3 recorded.py --times                       peaks and median steps of the GPT of 355M, as CSV
 
@@ -14,6 +15,7 @@ before that. A name is RUN[.SETTING]; the setting is passed to the process in PY
 
 import argparse
 import contextlib
+import csv
 import json
 import lzma
 import os
@@ -207,10 +209,11 @@ class Program:
         self.steps += 1
 
     def validate(self):
-        """A forward pass; the output lives until the next one, or for ever."""
+        """A forward pass; its input and its output live until the next ones, or for ever."""
         no_grad = self.run.fault.endswith("no_grad")
         with self.torch.no_grad() if no_grad else contextlib.nullcontext():
-            self.output = self.model(self.tokens(self.run.batch, self.run.context))
+            self.batch = self.tokens(self.run.batch, self.run.context)
+            self.output = self.model(self.batch)
             if self.run.fault.startswith("val_keep"):
                 self.kept.append(self.output)
 
@@ -293,6 +296,10 @@ class Program:
         del logits
 
 
+LEVELS = ["allocated_bytes.all.current", "reserved_bytes.all.current", "allocated_bytes.all.peak", "reserved_bytes.all.peak"]
+LEVELS += ["requested_bytes.all.current", "inactive_split_bytes.all.current"]
+
+
 def play(run, record):
     """Plays a run and returns what PyTorch counted; `record` is the file of the snapshot."""
     import torch
@@ -306,7 +313,7 @@ def play(run, record):
     if record:
         context = "all" if run.stacks else None
         torch.cuda.memory._record_memory_history(enabled="all", context=context, stacks="python", max_entries=4_000_000)
-    times, failure = [], None
+    times, levels, failure = [], [], None
     try:
         program = Program(run)
         for _ in range(run.steps):
@@ -315,11 +322,14 @@ def play(run, record):
             program.step()
             torch.cuda.synchronize()
             times.append(time.perf_counter() - start)
+            levels.append([torch.cuda.memory_stats()[name] for name in LEVELS])
     except torch.cuda.OutOfMemoryError as error:
         failure = str(error).split(". GPU")[0]
-    stats = torch.cuda.memory_stats()
+    stats, entries = torch.cuda.memory_stats(), 0
     if record:
-        Path(record).write_bytes(pickle.dumps(torch.cuda.memory._snapshot(), protocol=4))
+        snapshot = torch.cuda.memory._snapshot()
+        entries = len(snapshot["device_traces"][0])
+        Path(record).write_bytes(pickle.dumps(snapshot, protocol=4))
     counted = sorted(times[2:]) or [0.0]
     return {
         "torch": torch.__version__,
@@ -327,8 +337,13 @@ def play(run, record):
         "peak_allocated": stats["allocated_bytes.all.peak"],
         "peak_reserved": stats["reserved_bytes.all.peak"],
         "steady_allocated": stats["allocated_bytes.all.current"],
-        "retries": stats["num_alloc_retries"],
+        "final_reserved": stats["reserved_bytes.all.current"],
+        "final_segments": stats["segment.all.current"],
+        "final_inactive_split": stats["inactive_split_bytes.all.current"],
+        "alloc_retries": stats["num_alloc_retries"],
         "ooms": stats["num_ooms"],
+        "trace_events": entries,
+        "levels": levels,
         "median_step_ms": round(1e3 * counted[len(counted) // 2], 3),
         "oom": failure,
     }
@@ -344,9 +359,29 @@ def apart(arguments, settings=""):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+SNAPSHOT_COLUMNS = ["peak_allocated", "peak_reserved", "steady_allocated", "final_reserved", "final_segments", "final_inactive_split"]
+SNAPSHOT_COLUMNS += ["alloc_retries", "ooms", "trace_events"]
+
+
+def note(folder, name, run, settings, counted):
+    """Adds the row of a recording to snapshots.csv, and those of its steps to per_step.csv."""
+    header = ["snapshot", "alloc_conf", "memory_fraction", *SNAPSHOT_COLUMNS, "ended_in_oom"]
+    header[header.index("steady_allocated")] = "final_allocated"
+    row = [name, settings, run.fraction or "", *(counted[column] for column in SNAPSHOT_COLUMNS), int(counted["oom"] is not None)]
+    append_rows(folder / "snapshots.csv", header, [row])
+    header = ["snapshot", "step", "allocated", "reserved", "peak_allocated_so_far", "peak_reserved_so_far", "requested", "inactive_split"]
+    append_rows(folder / "per_step.csv", header, [[name, step, *levels] for step, levels in enumerate(counted["levels"])])
+
+
+def append_rows(place, header, rows):
+    is_new = not place.exists()
+    with open(place, "a", newline="") as out:
+        csv.writer(out, lineterminator="\n").writerows([header] * is_new + rows)
+
+
 def record_all(folder):
     folder.mkdir(parents=True, exist_ok=True)
-    for name, (_, settings) in recordings().items():
+    for name, (run, settings) in recordings().items():
         place = folder / f"{name}.pickle.xz"
         if place.exists():
             continue
@@ -356,7 +391,8 @@ def record_all(folder):
             partial = place.with_suffix(".part")
             partial.write_bytes(lzma.compress(snapshot.read_bytes()))
             partial.rename(place)
-        print(name, json.dumps(counted), flush=True)
+        note(folder, name, run, settings, counted)
+        print(name, counted["torch"], counted["device"], flush=True)
 
 
 GRID_SIZES = [(12, 768, 12, 50257, 1024, 8), (24, 1024, 16, 50257, 1024, 8), (6, 512, 8, 32000, 512, 16)]
