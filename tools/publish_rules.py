@@ -357,7 +357,7 @@ def thresholds_table():
 TECHNIQUES = f"{H200}/techniques/techniques.csv"
 SIMULATED_TECHNIQUES = f"{H200}/simulated/techniques.csv"
 STEP_TIMINGS = f"{RECORDED}/step_timings.csv"
-MODEL = "gpt-355m"
+MODEL = "reference-gpt-406m"
 
 
 def reduction(row, kind):
@@ -366,8 +366,9 @@ def reduction(row, kind):
     return percent if percent is not None else 100 * share if share is not None else None
 
 
-def technique(name, model=MODEL, file=TECHNIQUES):
-    return next(row for row in rows(file) if (row["model"], row["technique"]) == (model, name))
+def technique(name):
+    is_it = lambda row: (RENAMED.get(row["model"], row["model"]), row["technique"]) == (MODEL, name)
+    return next(row for row in rows(TECHNIQUES) if is_it(row))
 
 
 TECHNIQUE_TITLES = {
@@ -930,15 +931,19 @@ def size(number):
 
 def summary_problems(folder):
     """Rows of summary.md whose peaks are not those of runs.csv."""
-    lines = [line for line in text(f"{folder}/summary.md").splitlines() if line.startswith("|") and " reserved " not in line]
-    cells = [[one.strip() for one in line.strip("|").split("|")] for line in lines if not line.startswith("|--")]
-    shown = [line for line in cells if len(line) >= 8]
+    lines = [line for line in text(f"{folder}/summary.md").splitlines() if line.startswith("| ")]
+    cells = [[one.strip() for one in line.strip("|").split("|")] for line in lines]
+    place = next((line.index("peak reserved") for line in cells if "peak reserved" in line), None)
+    if place is None:
+        return [f"{folder}/summary.md: no column 'peak reserved'"]
+    wide = max(len(line) for line in cells if "peak reserved" in line)
+    shown = [line for line in cells if len(line) == wide and "peak reserved" not in line]
     want = [row for row in rows(f"{folder}/runs.csv") if row["peak_reserved_bytes"]]
     if len(shown) < len(want):
         return [f"{folder}/summary.md: {len(shown)} rows, and runs.csv has {len(want)}"]
     wrong = [
-        f"{folder}/summary.md: {row['case_id']}: {line[3]} reserved, runs.csv has {size(cell(row, 'peak_reserved_bytes'))}"
+        f"{folder}/summary.md: {row['case_id']}: {line[place]} reserved, runs.csv has {size(cell(row, 'peak_reserved_bytes'))}"
         for line, row in zip(shown, want)
-        if size(cell(row, "peak_reserved_bytes")) != line[3]
+        if size(cell(row, "peak_reserved_bytes")) != line[place]
     ]
     return wrong
