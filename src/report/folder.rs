@@ -548,7 +548,8 @@ mod tests {
         assert_eq!(read_records(folder.path()).unwrap(), []);
         let (record, detail) = case("a");
         run.append(&record, &detail).unwrap();
-        assert_eq!(read_records(folder.path()).unwrap(), std::slice::from_ref(&record));
+        let stamped = RowOrigin::of(&environment()).stamped(record.clone());
+        assert_eq!(read_records(folder.path()).unwrap(), [stamped]);
         assert_eq!(read_detail(folder.path(), &record.case_id).unwrap(), detail);
         assert_eq!(read_environment(folder.path()).unwrap(), environment());
     }
@@ -723,8 +724,13 @@ mod tests {
     fn timings_have_their_own_file() {
         let folder = TempDir::new().unwrap();
         let run = RunFolder::create(folder.path(), &environment(), &plan()).unwrap();
-        let timing =
-            |case_id: &str| TimingRecord { schema: SCHEMA, case_id: case_id.to_owned(), ..TimingRecord::default() };
+        let commit = environment().commit;
+        let timing = |case_id: &str| TimingRecord {
+            schema: SCHEMA,
+            case_id: case_id.to_owned(),
+            commit: commit.clone(),
+            ..TimingRecord::default()
+        };
         run.append_timing(&timing("b")).unwrap();
         run.append_timing(&timing("a")).unwrap();
         run.finish(&["a".to_owned(), "b".to_owned()], "shelf").unwrap();
