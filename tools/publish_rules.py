@@ -797,7 +797,8 @@ SENTENCES = {
     "docs/will-it-fit.md": ["{truth.programs} real programs were rehearsed beside it"],
     "docs/suites.md": [
         "They are compared with {truth.programs} programs that were rehearsed",
-        "predict {accuracy.exact} of {accuracy.count} memory levels to the byte, and none differs by more than {accuracy.most} %"],
+        "predict {accuracy.exact} of {accuracy.count} memory levels to the byte, and none differs by more than {accuracy.most} %",
+    ],
     "docs/recordings.md": [
         "All {recordings.count} recordings of the repository are EXACT",
         "equal to the byte in {what-if.exact} of {what-if.count} pairs, and OOM or no OOM is right in {what-if.ooms} of {what-if.count}",
