@@ -306,14 +306,17 @@ const LESS_IS_BETTER: [&str; 14] = [
 /// How cases end, the best first; being interrupted or skipped is neither.
 const ENDINGS: [&str; 3] = ["completed", "oom", "error"];
 
+/// Columns that say why, or where and when a row was measured: two runs may differ in them.
+const NOT_COMPARED: [&str; 4] = ["reason", "commit", "device_name", "run_started"];
+
 /// The columns that differ. On a real clock times differ from run to run, and so are not among them.
 fn column_changes(old: &CaseRecord, new: &CaseRecord) -> Vec<ColumnChange> {
     let timed = new.clock == Some(DeviceClock::Wall);
-    let is_compared = |column: &str| column != "reason" && !(timed && column.ends_with("_ns"));
+    let is_left_out = |column: &str| NOT_COMPARED.contains(&column) || (timed && column.ends_with("_ns"));
     cells(old)
         .into_iter()
         .zip(cells(new))
-        .filter(|((column, old), (_, new))| old != new && is_compared(column))
+        .filter(|((column, old), (_, new))| old != new && !is_left_out(column))
         .map(|((column, before), (_, after))| {
             let direction = direction(&column, &before, &after);
             ColumnChange { case_id: new.case_id.clone(), column, old: before, new: after, direction }

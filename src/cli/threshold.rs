@@ -402,7 +402,7 @@ pub fn run_cases(
     jobs: usize,
     stop: &AtomicBool,
 ) -> Result<ThresholdFiles, CommandError> {
-    let mut files = ThresholdFiles::open(folder.path())?;
+    let mut files = ThresholdFiles::of_run(folder)?;
     let done = files.completed_cases();
     let remaining: Vec<&Case> = cases.iter().filter(|case| !done.contains(&case.label.case_id())).collect();
     let bar = progress::of_cases(cases.len(), cases.len() - remaining.len());

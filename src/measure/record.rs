@@ -272,6 +272,13 @@ pub struct CaseRecord {
     pub at_peak_cache_bytes: Option<u64>,
     /// Bytes in blocks of this category at the allocated peak.
     pub at_peak_logits_bytes: Option<u64>,
+
+    /// The commit of the program that measured the row; set by run folders.
+    pub commit: String,
+    /// The device on which the row was measured, as it calls itself; set by run folders.
+    pub device_name: String,
+    /// When the process that measured the row began; set by run folders, and not on a simulated device.
+    pub run_started: String,
 }
 
 impl CaseRecord {
@@ -329,6 +336,9 @@ impl CaseRecord {
             live_peak_bytes: measured.live_peak_bytes,
             live_peak_rounded_bytes: measured.live_peak_rounded_bytes,
             packed_bytes: measured.packed_bytes,
+            commit: measured.commit,
+            device_name: measured.device_name,
+            run_started: measured.run_started,
             ..CaseRecord::default()
         }
     }

@@ -152,6 +152,13 @@ pub struct TimingRecord {
     /// Standard deviation of the rounds as a share of their mean; empty with one round.
     #[serde(serialize_with = "digits::optional")]
     pub round_spread_share: Option<f64>,
+
+    /// The commit of the program that measured the row; set by run folders.
+    pub commit: String,
+    /// The device on which the row was measured, as it calls itself; set by run folders.
+    pub device_name: String,
+    /// When the process that measured the row began; set by run folders, and not on a simulated device.
+    pub run_started: String,
 }
 
 /// How many passes a round has: at least some, and more of them while they are short.
@@ -355,6 +362,7 @@ impl TimingRecord {
             round_ns: unwatched.iter().map(|pass| pass.busy.0).min().unwrap_or(0).to_string(),
             reference_ns: joined(&references),
             round_spread_share: None,
+            ..TimingRecord::default()
         };
         record.set_rates();
         record

@@ -11,8 +11,16 @@ use super::{
 use crate::answer::claims::{ClaimRecord, ClaimVerdict};
 
 const HEADINGS: [&str; 5] = ["id", "claim", "published", "verdict", "what really happens"];
-const PAGE_HEADINGS: [&str; 7] =
-    ["claim", "published", "measured, simulated", "measured, GPU", "PyTorch 2.11 on an H200", "verdict", "workload"];
+const PAGE_HEADINGS: [&str; 8] = [
+    "claim",
+    "published",
+    "source",
+    "measured, simulated",
+    "measured, GPU",
+    "PyTorch 2.11 on an H200",
+    "verdict (who decided how many checks)",
+    "workload",
+];
 const LEGEND: &str = "A claim consists of statements that can be checked. It is confirmed if all of them hold, refuted if \
                       none holds, and depends otherwise.";
 
@@ -70,10 +78,11 @@ impl FolderRecord for ClaimRecord {
                 table.row([
                     format!("**{}**: {}", record.id, record.claim),
                     record.published.clone(),
+                    record.stated_by.clone(),
                     record.simulated.clone(),
                     record.on_device.clone(),
                     record.pytorch.clone(),
-                    record.verdict.name().to_owned(),
+                    verdict(record),
                     if record.command.is_empty() { String::new() } else { format!("`{}`", record.command) },
                 ]);
             }
@@ -93,10 +102,19 @@ fn tally(records: &[ClaimRecord]) -> String {
     format!("{}: {}.", counted(records.len(), "claim", "claims"), verdicts.join(", "))
 }
 
+/// The verdict, and which measurements decided it.
+fn verdict(record: &ClaimRecord) -> String {
+    match record.decided_by.as_str() {
+        "" => record.verdict.name().to_owned(),
+        decided_by => format!("{} ({decided_by})", record.verdict.name()),
+    }
+}
+
 fn block(record: &ClaimRecord) -> String {
-    let mut text = format!("{}: {}\n  verdict:    {}\n", record.id, record.claim, record.verdict.name());
+    let mut text = format!("{}: {}\n  verdict:    {}\n", record.id, record.claim, verdict(record));
     for (name, value) in [
         ("published", &record.published),
+        ("source", &record.stated_by),
         ("simulated", &record.simulated),
         ("on the GPU", &record.on_device),
         ("PyTorch", &record.pytorch),

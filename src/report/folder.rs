@@ -16,7 +16,7 @@ use super::{
     lock::RunLock,
     plan,
     render::Places,
-    rows::{self, CsvRow, RowFile},
+    rows::{self, CsvRow, RowFile, RowOrigin},
     scenario,
 };
 use crate::{
@@ -33,6 +33,8 @@ use crate::{
 pub struct RunFolder {
     path: PathBuf,
     environment: Environment,
+    /// The origin of the rows that this process adds.
+    origin: RowOrigin,
     content: Mutex<RunRows>,
     _lock: RunLock,
 }
@@ -152,7 +154,11 @@ impl RunFolder {
         fs::create_dir_all(path.join("cases")).map_err(ReportError::io(path))?;
         remove_left_files(path).and_then(|()| remove_left_files(&path.join("cases"))).map_err(ReportError::io(path))?;
         PlannedCase::write(path, &plan)?;
-        RunFolder::with_rows(path, lock, &there, records, timings)
+        // `env.json` is of the process that began the run.
+        Ok(RunFolder {
+            origin: RowOrigin::of(environment),
+            ..RunFolder::with_rows(path, lock, &there, records, timings)?
+        })
     }
 
     /// A folder with exactly these rows.
@@ -167,12 +173,18 @@ impl RunFolder {
         let timings = Some(timings).filter(|timings| !timings.is_empty());
         let timings = timings.map(|timings| RowFile::write(&path.join("timings.csv"), timings)).transpose()?;
         let content = Mutex::new(RunRows { runs, timings });
-        Ok(RunFolder { path: path.to_owned(), environment: environment.clone(), content, _lock: lock })
+        let origin = RowOrigin::of(environment);
+        Ok(RunFolder { path: path.to_owned(), environment: environment.clone(), origin, content, _lock: lock })
     }
 
     /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The origin of the rows that this process adds.
+    pub(super) fn origin(&self) -> &RowOrigin {
+        &self.origin
     }
 
     /// The ids of the cases that need not run again.
@@ -186,15 +198,16 @@ impl RunFolder {
     pub fn append(&self, record: &CaseRecord, detail: &CaseDetail) -> Result<(), ReportError> {
         let path = detail_path(&self.path, &record.case_id);
         rows::save(&path, &compressed(detail, &path)?)?;
-        self.content().runs.append(record.clone())
+        self.content().runs.append(self.origin.stamped(record.clone()))
     }
 
     /// Adds the times of a case.
     pub fn append_timing(&self, record: &TimingRecord) -> Result<(), ReportError> {
+        let record = self.origin.stamped(record.clone());
         let mut content = self.content();
         match &mut content.timings {
-            Some(timings) => timings.append(record.clone())?,
-            None => content.timings = Some(RowFile::write(&self.path.join("timings.csv"), vec![record.clone()])?),
+            Some(timings) => timings.append(record)?,
+            None => content.timings = Some(RowFile::write(&self.path.join("timings.csv"), vec![record])?),
         }
         Ok(())
     }
@@ -249,6 +262,8 @@ pub struct RecordFolder<T> {
     path: PathBuf,
     table: RowFile<T>,
     ids: HashSet<String>,
+    /// The origin of the rows that this process adds.
+    origin: RowOrigin,
     _lock: RunLock,
 }
 
@@ -263,7 +278,7 @@ impl<T: FolderRecord> RecordFolder<T> {
     ) -> Result<RecordFolder<T>, ReportError> {
         if !resumes {
             let lock = begin(path, environment, plan)?;
-            return RecordFolder::with(path, lock, Vec::new());
+            return RecordFolder::with(path, lock, environment, Vec::new());
         }
         let lock = lock_run(path)?;
         check_environment(path, environment, plan)?;
@@ -273,13 +288,19 @@ impl<T: FolderRecord> RecordFolder<T> {
         let plan = continued_plan(path, environment, plan, &kept)?;
         remove_left_files(path).map_err(ReportError::io(path))?;
         PlannedCase::write(path, &plan)?;
-        RecordFolder::with(path, lock, records)
+        RecordFolder::with(path, lock, environment, records)
     }
 
     /// The folder, with exactly these rows.
-    pub(super) fn with(path: &Path, lock: RunLock, records: Vec<T>) -> Result<RecordFolder<T>, ReportError> {
-        let ids = records.iter().map(T::id).collect();
-        Ok(RecordFolder { path: path.to_owned(), table: RowFile::write(&Self::csv(path), records)?, ids, _lock: lock })
+    pub(super) fn with(
+        path: &Path,
+        lock: RunLock,
+        environment: &Environment,
+        records: Vec<T>,
+    ) -> Result<RecordFolder<T>, ReportError> {
+        let (ids, origin) = (records.iter().map(T::id).collect(), RowOrigin::of(environment));
+        let table = RowFile::write(&Self::csv(path), records)?;
+        Ok(RecordFolder { path: path.to_owned(), table, ids, origin, _lock: lock })
     }
 
     fn csv(path: &Path) -> PathBuf {
@@ -299,7 +320,7 @@ impl<T: FolderRecord> RecordFolder<T> {
 
     /// Adds a row.
     pub fn append(&mut self, record: &T) -> Result<(), ReportError> {
-        self.table.append(record.clone())?;
+        self.table.append(self.origin.stamped(record.clone()))?;
         self.ids.insert(record.id());
         Ok(())
     }
@@ -527,7 +548,8 @@ mod tests {
         assert_eq!(read_records(folder.path()).unwrap(), []);
         let (record, detail) = case("a");
         run.append(&record, &detail).unwrap();
-        assert_eq!(read_records(folder.path()).unwrap(), std::slice::from_ref(&record));
+        let stamped = RowOrigin::of(&environment()).stamped(record.clone());
+        assert_eq!(read_records(folder.path()).unwrap(), [stamped]);
         assert_eq!(read_detail(folder.path(), &record.case_id).unwrap(), detail);
         assert_eq!(read_environment(folder.path()).unwrap(), environment());
     }
@@ -702,8 +724,13 @@ mod tests {
     fn timings_have_their_own_file() {
         let folder = TempDir::new().unwrap();
         let run = RunFolder::create(folder.path(), &environment(), &plan()).unwrap();
-        let timing =
-            |case_id: &str| TimingRecord { schema: SCHEMA, case_id: case_id.to_owned(), ..TimingRecord::default() };
+        let commit = environment().commit;
+        let timing = |case_id: &str| TimingRecord {
+            schema: SCHEMA,
+            case_id: case_id.to_owned(),
+            commit: commit.clone(),
+            ..TimingRecord::default()
+        };
         run.append_timing(&timing("b")).unwrap();
         run.append_timing(&timing("a")).unwrap();
         run.finish(&["a".to_owned(), "b".to_owned()], "shelf").unwrap();
@@ -716,6 +743,30 @@ mod tests {
         let rows = [timing("b"), with_threads("b", 2), with_threads("b", 8), timing("a")];
         assert_eq!(read_timings(folder.path()).unwrap(), rows, "one row per case and number of threads");
         assert_eq!(read_records(folder.path()).unwrap(), []);
+    }
+
+    #[test]
+    fn every_row_names_the_process_that_measured_it() {
+        let folder = TempDir::new().unwrap();
+        let path = folder.path().join("run");
+        let row = |id: &str| ClaimRecord { schema: SCHEMA, id: id.to_owned(), ..ClaimRecord::default() };
+        let on = |started: &str, driver: Option<&str>| Environment {
+            started: started.to_owned(),
+            commit: "abc".to_owned(),
+            device_name: "H200".to_owned(),
+            driver: driver.map(str::to_owned),
+            ..environment()
+        };
+        let mut files = RecordFolder::open(&path, &on("Monday", Some("13.0")), &[], false).unwrap();
+        files.append(&row("first")).unwrap();
+        drop(files);
+        let mut files = RecordFolder::open(&path, &on("Tuesday", Some("13.0")), &[], true).unwrap();
+        files.append(&row("second")).unwrap();
+        let rows = files.finish(&["first".to_owned(), "second".to_owned()]).unwrap();
+        let origin = |row: &ClaimRecord| format!("{} {} {}", row.commit, row.device_name, row.run_started);
+        assert_eq!(rows.iter().map(origin).collect::<Vec<_>>(), ["abc H200 Monday", "abc H200 Tuesday"]);
+        let simulated = RowOrigin::of(&on("Monday", None)).stamped(row("third"));
+        assert_eq!(origin(&simulated), "abc H200 ", "simulated rows do not depend on the time");
     }
 
     #[test]

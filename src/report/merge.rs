@@ -90,9 +90,10 @@ impl Shards {
         let case_ids: Vec<String> = plan.iter().map(|case| case.case_id.clone()).collect();
         let lock: RunLock = folder::begin(place, &environment, &plan)?;
         if self.has_file("techniques.csv") {
-            RecordFolder::with(place, lock, self.all(|shard| &shard.run.techniques))?.finish(&case_ids)?;
+            RecordFolder::with(place, lock, &environment, self.all(|shard| &shard.run.techniques))?
+                .finish(&case_ids)?;
         } else if self.has_file("claims.csv") {
-            RecordFolder::with(place, lock, self.all(|shard| &shard.run.claims))?.finish(&case_ids)?;
+            RecordFolder::with(place, lock, &environment, self.all(|shard| &shard.run.claims))?.finish(&case_ids)?;
         } else {
             for folder in &self.folders {
                 folder.copy_details(place)?;

@@ -14,7 +14,7 @@ use csv::StringRecord;
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
-    ReportError,
+    Environment, ReportError,
     checksum::{self, ROW_CHECKSUM},
 };
 use crate::{
@@ -31,11 +31,48 @@ pub trait CsvRow: Serialize + DeserializeOwned + Default {
     /// A row that was read from a file of schema 1, as one of [`SCHEMA`].
     #[must_use]
     fn upgraded(self) -> Self;
+
+    /// The cells for commit, name of the device and start of the process, where the row has them.
+    fn origin_cells(&mut self) -> Option<[&mut String; 3]> {
+        None
+    }
+}
+
+/// What the rows of one process have in common. Rows of several processes can be in one file, so each has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct RowOrigin {
+    commit: String,
+    device_name: String,
+    run_started: String,
+}
+
+impl RowOrigin {
+    /// The origin of the rows that a process with this environment measures. A device without a driver is simulated: its
+    /// rows do not depend on the time, and have none.
+    pub(super) fn of(environment: &Environment) -> RowOrigin {
+        let Environment { commit, device_name, started, driver, .. } = environment;
+        let run_started = driver.as_ref().map_or_else(String::new, |_| started.clone());
+        RowOrigin { commit: commit.clone(), device_name: device_name.clone(), run_started }
+    }
+
+    /// The row with this origin.
+    pub(super) fn stamped<T: CsvRow>(&self, mut row: T) -> T {
+        if let Some(cells) = row.origin_cells() {
+            for (cell, value) in cells.into_iter().zip([&self.commit, &self.device_name, &self.run_started]) {
+                cell.clone_from(value);
+            }
+        }
+        row
+    }
 }
 
 impl CsvRow for CaseRecord {
     fn upgraded(self) -> CaseRecord {
         CaseRecord::upgraded(self)
+    }
+
+    fn origin_cells(&mut self) -> Option<[&mut String; 3]> {
+        Some([&mut self.commit, &mut self.device_name, &mut self.run_started])
     }
 }
 
@@ -43,11 +80,19 @@ impl CsvRow for TimingRecord {
     fn upgraded(self) -> TimingRecord {
         TimingRecord { schema: SCHEMA, ..self }
     }
+
+    fn origin_cells(&mut self) -> Option<[&mut String; 3]> {
+        Some([&mut self.commit, &mut self.device_name, &mut self.run_started])
+    }
 }
 
 impl CsvRow for ThresholdRecord {
     fn upgraded(self) -> ThresholdRecord {
         ThresholdRecord { schema: SCHEMA, ..self }
+    }
+
+    fn origin_cells(&mut self) -> Option<[&mut String; 3]> {
+        Some([&mut self.commit, &mut self.device_name, &mut self.run_started])
     }
 }
 
@@ -55,11 +100,19 @@ impl CsvRow for TechniqueRecord {
     fn upgraded(self) -> TechniqueRecord {
         TechniqueRecord::upgraded(self)
     }
+
+    fn origin_cells(&mut self) -> Option<[&mut String; 3]> {
+        Some([&mut self.commit, &mut self.device_name, &mut self.run_started])
+    }
 }
 
 impl CsvRow for ClaimRecord {
     fn upgraded(self) -> ClaimRecord {
         ClaimRecord { schema: SCHEMA, ..self }
+    }
+
+    fn origin_cells(&mut self) -> Option<[&mut String; 3]> {
+        Some([&mut self.commit, &mut self.device_name, &mut self.run_started])
     }
 }
 

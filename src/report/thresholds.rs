@@ -10,10 +10,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    Medium, Render, ReportError, checksum,
+    Medium, Render, ReportError, RunFolder, checksum,
     plot::bars,
     render::{Places, TextTable, in_mebibytes, maybe_bytes},
-    rows,
+    rows::{self, RowOrigin},
 };
 use crate::{
     answer::threshold::{LargestRecord, ThresholdDetail, ThresholdRecord, ThresholdStatus},
@@ -228,6 +228,8 @@ fn largest_note(record: &LargestRecord) -> Option<String> {
 pub struct ThresholdFiles {
     folder: PathBuf,
     details: Vec<ThresholdDetail>,
+    /// The origin of the rows that are added; empty where none are.
+    origin: RowOrigin,
 }
 
 /// `thresholds.json`.
@@ -246,9 +248,14 @@ impl ThresholdFiles {
         Ok(ThresholdFiles::with(folder, details))
     }
 
+    /// The same for a run that continues or begins: rows that are added get its origin.
+    pub fn of_run(folder: &RunFolder) -> Result<ThresholdFiles, ReportError> {
+        Ok(ThresholdFiles { origin: folder.origin().clone(), ..ThresholdFiles::open(folder.path())? })
+    }
+
     /// The files of a folder, with these answers.
     pub(super) fn with(folder: &Path, details: Vec<ThresholdDetail>) -> ThresholdFiles {
-        ThresholdFiles { folder: folder.to_owned(), details }
+        ThresholdFiles { folder: folder.to_owned(), details, origin: RowOrigin::default() }
     }
 
     /// What a folder holds, finished or not.
@@ -267,7 +274,8 @@ impl ThresholdFiles {
     }
 
     /// Adds an answer.
-    pub fn append(&mut self, detail: ThresholdDetail) -> Result<(), ReportError> {
+    pub fn append(&mut self, mut detail: ThresholdDetail) -> Result<(), ReportError> {
+        detail.record = self.origin.stamped(detail.record);
         self.details.push(detail);
         self.write()
     }

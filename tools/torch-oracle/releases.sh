@@ -19,8 +19,8 @@ test="cargo test --profile $profile --locked --test integration torch_oracle"
 export OOMPH_TORCH_PROGRAMS=$(((programs + 9) / 10))
 logs=target/torch-oracles
 mkdir -p "$logs"
-table="| PyTorch | programs | calls | differences | ended early |
-|---|---:|---:|---|---:|"
+table="pytorch,programs,calls,differences,ended_early,commit,date"
+origin="$(git rev-parse --short=12 HEAD)$(git diff --quiet HEAD || echo '-changed'),$(date -u +%Y-%m-%d)"
 # Most of the time of a build is spent waiting for the package index.
 printf '%s\n' $versions | xargs -P 4 -I VERSION sh -c "'$here/build.sh' $logs/VERSION VERSION > $logs/VERSION.build.log 2>&1"
 differs=0
@@ -29,8 +29,6 @@ for version in $versions; do
   reason=$(tail -n 1 "$logs/$version.build.log")
   if [ "${reason#built }" = "$reason" ]; then
     echo "$version: skipped, the oracle cannot be built here: $reason"
-    table="$table
-| $version | skipped: $reason | | | |"
     continue
   fi
   built=$((built + 1))
@@ -40,30 +38,20 @@ for version in $versions; do
     read -r equal calls early <<< "$(echo "$counts" | tr -dc '0-9 \n' | tr -s ' ')"
     echo "$version: $counts"
     table="$table
-| $version | ${equal:-none} | ${calls:-} | 0 | ${early:-} |"
+$version,${equal:-0},${calls:-0},0,${early:-0},$origin"
   else
     differs=1
     echo "$version: DIFFERS; see $logs/$version.test.log"
     grep -m 1 -A 6 'panicked at' "$logs/$version.test.log"
     table="$table
-| $version | | | differs | |"
+$version,0,0,1,0,$origin"
   fi
 done
 if [ -n "$publish" ]; then
   mkdir -p results/releases
-  cat > results/releases/README.md << END
-# \`caching\` against the allocators of PyTorch 2.0 to 2.15
-
-Random programs (settings, also changed on the way, memory fractions, streams, \`empty_cache\`, private pools from 2.3 on) run on
-PyTorch's own allocator library of each release and on \`caching\` with the rules of that release. Every trace entry, counter,
-segment and block is compared. [tools/torch-oracle](../../tools/torch-oracle/README.md) says what cannot be compared, and why some
-programs end early.
-
-$table
-
-Commit $(git rev-parse --short=12 HEAD)$(git diff --quiet HEAD || echo ' with changes'), $(date -u +%Y-%m-%d). Command: \`$command\`.
-END
-  echo "written: results/releases/README.md"
+  # tools/publish.py --write puts the table into results/releases/README.md.
+  printf '%s\n' "$table" > results/releases/releases.csv
+  echo "written: results/releases/releases.csv, by $command; next: tools/publish.py --write"
 fi
 [ "$built" -gt 0 ] || exit 77
 exit "$differs"

@@ -116,17 +116,36 @@ impl<T> From<(T, T)> for Measured<T> {
 /// A part of a claim, and whether it was observed.
 type ClaimCheck = (String, Measured<bool>);
 
+/// A number of a claim. What only PyTorch shows has no value here.
+#[derive(Clone, Debug, PartialEq)]
+struct ClaimFigure {
+    what: String,
+    here: Option<ClaimAmount>,
+    pytorch: Option<ClaimAmount>,
+}
+
 /// What the test of a claim found.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct ClaimFinding {
-    figures: Vec<(String, Measured<ClaimAmount>)>,
+    figures: Vec<ClaimFigure>,
     checks: Vec<ClaimCheck>,
 }
 
 impl ClaimFinding {
     /// Adds a number.
     pub(super) fn figure(&mut self, what: impl Into<String>, amount: impl Into<Measured<ClaimAmount>>) {
-        self.figures.push((what.into(), amount.into()));
+        let Measured { here, pytorch } = amount.into();
+        self.figures.push(ClaimFigure { what: what.into(), here: Some(here), pytorch });
+    }
+
+    /// Adds a number that only PyTorch's own run shows: it has no counterpart here.
+    pub(super) fn pytorch_figure(&mut self, what: impl Into<String>, amount: ClaimAmount) {
+        self.figures.push(ClaimFigure { what: what.into(), here: None, pytorch: Some(amount) });
+    }
+
+    /// Adds a check that only PyTorch's own run decides.
+    pub(super) fn pytorch_check(&mut self, statement: impl Into<String>, holds: bool) {
+        self.check(statement, (holds, holds));
     }
 
     /// Adds a check.
@@ -179,6 +198,8 @@ pub struct ClaimRecord {
     pub id: String,
     /// [`Claim::group`].
     pub group: ClaimGroup,
+    /// [`Claim::source`]; empty in files of an older oomph.
+    pub stated_by: String,
     /// [`Claim::statement`].
     pub claim: String,
     /// [`Claim::published`].
@@ -194,6 +215,8 @@ pub struct ClaimRecord {
     pub pytorch: String,
     /// The verdict.
     pub verdict: ClaimVerdict,
+    /// Which measurements decided it, with the number of checks of each; empty in files of an older oomph.
+    pub decided_by: String,
     /// The parts of the claim that hold.
     pub holds: String,
     /// The parts of the claim that do not hold.
@@ -204,6 +227,13 @@ pub struct ClaimRecord {
     pub lesson: String,
     /// The workload that shows it.
     pub command: String,
+
+    /// The commit of the program that measured the row; set by run folders.
+    pub commit: String,
+    /// The device on which the row was measured, as it calls itself; set by run folders.
+    pub device_name: String,
+    /// When the process that measured the row began; set by run folders, and not on a simulated device.
+    pub run_started: String,
 }
 
 impl ClaimRecord {
@@ -214,24 +244,38 @@ impl ClaimRecord {
             schema: SCHEMA,
             id: claim.id.to_owned(),
             group: claim.group(),
+            stated_by: claim.source.to_owned(),
             claim: claim.statement.to_owned(),
             published: claim.published.to_owned(),
-            simulated: figures(simulated, |amount| Some(amount.here)),
+            simulated: figures(simulated, |figure| figure.here),
             real_device: device.to_owned(),
-            on_device: real.map_or_else(String::new, |(_, finding)| figures(finding, |amount| Some(amount.here))),
-            pytorch: figures(simulated, |amount| amount.pytorch),
+            on_device: real.map_or_else(String::new, |(_, finding)| figures(finding, |figure| figure.here)),
+            pytorch: figures(simulated, |figure| figure.pytorch),
             verdict: ClaimVerdict::of(&decisive.checks),
+            decided_by: decided_by(decisive, if real.is_some() { device } else { "simulated" }),
             holds: statements(decisive, Measured::decisive),
             fails: statements(decisive, |holds| !holds.decisive()),
             differs_from_pytorch: statements(decisive, |holds| holds.here != holds.decisive()),
             lesson: claim.lesson.to_owned(),
             command: claim.command.to_owned(),
+            ..ClaimRecord::default()
         }
     }
 }
 
-fn figures(finding: &ClaimFinding, of: impl Fn(&Measured<ClaimAmount>) -> Option<ClaimAmount>) -> String {
-    let shown = finding.figures.iter().filter_map(|(what, amount)| Some(format!("{what}: {}", of(amount)?)));
+/// Which measurements decided the checks of a claim: those on `device`, and those of PyTorch's own runs.
+fn decided_by(finding: &ClaimFinding, device: &str) -> String {
+    let of_pytorch = finding.checks.iter().filter(|(_, holds)| holds.pytorch.is_some()).count();
+    let counts = [(device, finding.checks.len() - of_pytorch), (PYTORCH, of_pytorch)];
+    let named = counts.iter().filter(|(_, count)| *count > 0).map(|(name, count)| format!("{name}: {count}"));
+    named.collect::<Vec<_>>().join("; ")
+}
+
+/// Where the figures of `pytorch.rs` were measured.
+const PYTORCH: &str = "PyTorch 2.11 on an H200";
+
+fn figures(finding: &ClaimFinding, of: impl Fn(&ClaimFigure) -> Option<ClaimAmount>) -> String {
+    let shown = finding.figures.iter().filter_map(|figure| Some(format!("{}: {}", figure.what, of(figure)?)));
     shown.collect::<Vec<_>>().join("; ")
 }
 
@@ -297,6 +341,7 @@ mod tests {
     fn claim() -> Claim {
         Claim {
             id: "zero",
+            source: "an article",
             statement: "It leaks",
             published: "2x",
             lesson: "It does not.",
@@ -319,12 +364,25 @@ mod tests {
         assert_eq!((row.simulated.as_str(), row.pytorch.as_str()), ("memory: 1.00x; blocks: 3", "memory: 1.50x"));
         assert_eq!((row.verdict, row.fails.as_str(), row.holds.as_str()), (ClaimVerdict::Refuted, "it doubles", ""));
         assert_eq!((row.lesson.as_str(), row.real_device.as_str()), ("It does not.", ""));
+        assert_eq!((row.stated_by.as_str(), row.decided_by.as_str()), ("an article", "simulated: 1"));
     }
 
     #[test]
     fn real_device_decides() {
         let row = ClaimRecord::new(&claim(), &found(1.0), Some(("cuda:0", &found(2.0))));
         assert_eq!((row.verdict, row.on_device.as_str()), (ClaimVerdict::Confirmed, "memory: 2.00x; blocks: 3"));
-        assert_eq!(row.real_device, "cuda:0");
+        assert_eq!((row.real_device.as_str(), row.decided_by.as_str()), ("cuda:0", "cuda:0: 1"));
+    }
+
+    #[test]
+    fn what_only_pytorch_shows_has_no_figure_here() {
+        let mut finding = found(1.0);
+        finding.pytorch_figure("with tuning", ClaimAmount::Count(7));
+        finding.pytorch_check("it is higher", true);
+        let row = ClaimRecord::new(&claim(), &finding, None);
+        assert_eq!(row.simulated, "memory: 1.00x; blocks: 3");
+        assert_eq!(row.pytorch, "memory: 1.50x; with tuning: 7");
+        assert_eq!(row.decided_by, "simulated: 1; PyTorch 2.11 on an H200: 1");
+        assert_eq!((row.verdict, row.differs_from_pytorch.as_str()), (ClaimVerdict::Depends, ""));
     }
 }

@@ -1,25 +1,27 @@
 //! Claims about leaks: what holds on to memory, how that shows, and how to find it.
 
 use super::{
-    Claim,
+    ARTICLES, Claim,
     ClaimTest::AnyDevice,
     bench::{CACHING, ClaimBench, ClaimResult, model, recipe},
     finding::{
-        ClaimAmount::{Count, Percent, Size, SizePerStep},
+        ClaimAmount::{Count, Size, SizePerStep, Times},
         ClaimFinding, Measured, ratio, reduction,
     },
     pytorch::{GARBAGE_PENDING, VALIDATION_NO_GRAD, VALIDATION_WITH_GRAPH, growth},
 };
 use crate::{
-    answer::leaks::{self, GrowthThreshold, Verdict, judge},
-    base::GIB,
-    measure::Status,
+    answer::{
+        leaks::{self, Verdict},
+        trial::DISTINCT,
+    },
     trace,
 };
 
 pub(super) const CLAIMS: &[Claim] = &[
     Claim {
         id: "gc-step",
+        source: ARTICLES,
         statement: "gc.collect in the loop lowers memory",
         published: "lower memory",
         lesson: "It frees reference cycles and nothing else. A loop without cycles gains nothing and pays for the call.",
@@ -37,41 +39,8 @@ pub(super) const CLAIMS: &[Claim] = &[
         }),
     },
     Claim {
-        id: "leak-sign",
-        statement: "A leak shows as a steady rise of allocated memory that empty_cache does not bring down",
-        published: "steady rise",
-        lesson: "empty_cache never changes allocated memory, so a rise of allocated memory is a leak whether it is called or not.",
-        command: "oomph leaks leak-outputs --set techniques=empty_cache",
-        test: AnyDevice(|bench, finding| {
-            let plain = slope(bench, finding, "leak-outputs", &[], None)?;
-            let emptied = bench.growth(&recipe("leak-outputs", &[("techniques", "empty_cache")])?, CACHING, None)?.1;
-            finding.figure("with empty_cache after every step", SizePerStep(emptied.bytes_per_step));
-            finding.check("what is allocated rises", plain.verdict == Verdict::Leak);
-            let same = (emptied.bytes_per_step / plain.bytes_per_step - 1.0).abs() < 0.01;
-            finding.check("and as fast with empty_cache", same);
-            Ok(())
-        }),
-    },
-    Claim {
-        id: "slow-leak",
-        statement: "Leaks in pre-processing raise residency by 15-20 % over 100 epochs",
-        published: "15-20 % over 100 epochs",
-        lesson: "A single step does not show it; a regression over all steps does.",
-        command: "oomph leaks leak-slow",
-        test: AnyDevice(|bench, finding| {
-            let (observed, found) = bench.growth(&recipe("leak-slow", &[])?, CACHING, None)?;
-            let kept = |step: Option<&leaks::StepUse>| step.map_or(0, |step| step.kept_bytes);
-            let (first, last) = (kept(observed.judged().first()), kept(observed.judged().last()));
-            let grown = reduction(first, last).map(|percent| -percent);
-            finding.figure("what is kept grows by", grown.map(Percent));
-            finding.figure("which is", SizePerStep(found.bytes_per_step));
-            finding.check("the detector sees it", found.verdict == Verdict::Leak);
-            finding.check_range("it raises residency by", grown, 15.0..=20.0, " %");
-            Ok(())
-        }),
-    },
-    Claim {
         id: "outputs-list",
+        source: "PyTorch documentation, FAQ on history that accumulates: detach the variable",
         statement: "Appending model outputs to a list leaks; detaching them fixes it",
         published: "detach() is the fix",
         lesson: "Detached outputs are still tensors: the graph is freed, but the outputs stay, and so does the leak. Move them to the \
@@ -87,6 +56,7 @@ pub(super) const CLAIMS: &[Claim] = &[
     },
     Claim {
         id: "val-accumulate",
+        source: ARTICLES,
         statement: "Keeping the outputs of validation batches on the GPU leaks step by step",
         published: "growth with every batch",
         lesson: "Without the graph a third of the memory remains: the outputs themselves.",
@@ -99,6 +69,7 @@ pub(super) const CLAIMS: &[Claim] = &[
     },
     Claim {
         id: "no-grad-val",
+        source: "PyTorch documentation, torch.no_grad: less memory",
         statement: "Validation inside no_grad avoids storage for gradients",
         published: "lower memory",
         lesson: "No graph is stored, so the peak is less than half; but a graph that is dropped every time is not a leak.",
@@ -115,6 +86,7 @@ pub(super) const CLAIMS: &[Claim] = &[
     },
     Claim {
         id: "cycle",
+        source: "PyTorch blog, Understanding GPU Memory 2: reference cycles",
         statement: "Circular references keep tensors until the garbage collector runs (elsewhere: for ever)",
         published: "until collected; elsewhere never freed",
         lesson: "A saw-tooth: the collector counts objects and not bytes, so much memory can wait for it, and an OOM can occur \
@@ -139,20 +111,8 @@ pub(super) const CLAIMS: &[Claim] = &[
         }),
     },
     Claim {
-        id: "persistent",
-        statement: "Long-lived dicts, lists, globals and unbounded caches keep tensors",
-        published: "linear growth",
-        lesson: "Every entry stays. A limit on the number of entries, or keeping them on the host, fixes it.",
-        command: "oomph leaks --each leak-cache leak-cache-fixed leak-cache-cpu-fixed leak-intermediates",
-        test: AnyDevice(|bench, finding| {
-            check_leak(bench, finding, "leak-cache", None, "an unbounded cache leaks", true)?;
-            let bounded = slope(bench, finding, "leak-cache-fixed", &[("steps", "48")], None)?;
-            finding.check("a bounded one does not", bounded.verdict != Verdict::Leak);
-            check_leak(bench, finding, "leak-intermediates", None, "an attribute that gathers tensors leaks", true)
-        }),
-    },
-    Claim {
         id: "retain-graph",
+        source: ARTICLES,
         statement: "backward(retain_graph=True) in a loop leaks the graph",
         published: "leaks",
         lesson: "Only if the loss is kept too. When the variable is assigned again, the old graph is freed: one more graph, once.",
@@ -166,6 +126,7 @@ pub(super) const CLAIMS: &[Claim] = &[
     },
     Claim {
         id: "zero-grad",
+        source: ARTICLES,
         statement: "Forgetting zero_grad makes memory rise step by step",
         published: "rises step by step",
         lesson: "Gradients are accumulated in place: one more set of gradients, once. Memory does not grow, but training is wrong.",
@@ -177,9 +138,11 @@ pub(super) const CLAIMS: &[Claim] = &[
     },
     Claim {
         id: "pinned",
+        source: ARTICLES,
         statement: "pin_memory with many workers holds host memory and disturbs the GPU",
         published: "host memory; GPU disturbed",
-        lesson: "Host memory grows with the workers; device memory does not. Copies from pinned memory are the fast ones.",
+        lesson: "Host memory grows with the workers; the device needs no more memory, and a step takes no longer. Copies from \
+                 pinned memory are the fast ones.",
         command: "oomph replay loader-pinned --set workers=16 --strategy caching",
         test: AnyDevice(|bench, finding| {
             let mut held = Vec::new();
@@ -195,30 +158,18 @@ pub(super) const CLAIMS: &[Claim] = &[
             finding.figure("with pinned ones, at most", Size(most));
             finding.check("more workers hold more host memory", held.first() < held.last());
             finding.check("the device needs at least 1 % more", ratio(pageable, most).here >= 1.01);
-            Ok(())
-        }),
-    },
-    Claim {
-        id: "hidden-data",
-        statement: "Duplicated or prefetched batches and cached preprocessing cause OOM at small batch sizes",
-        published: "OOM at small batches",
-        lesson: "The input pipeline holds device memory that no batch size of the model explains.",
-        command: "oomph replay loader-prefetched --strategy caching; oomph replay loader-prefetched-fixed --strategy caching",
-        test: AnyDevice(|bench, finding| {
-            for name in ["loader-prefetched", "loader-duplicated"] {
-                let plain = recipe(name, &[])?;
-                let fixed = bench.memory(&recipe(&format!("{name}-fixed"), &[])?)?;
-                let more = bench.peak(&plain)?.saturating_sub(fixed.peak_allocated_bytes.unwrap_or(0));
-                finding.figure(format!("{name}, held by the pipeline"), Size(more));
-                let there = bench.replayed(&plain, CACHING, fixed.peak_reserved_bytes)?.0;
-                let statement = format!("{name} runs out of memory where the fixed program does not");
-                finding.check(statement, there.status == Status::Oom);
+            let step = |workers: &str| bench.step(&recipe("loader-pinned", &[("workers", workers)])?);
+            if let Some((one, many)) = step("1")?.zip(step("16")?) {
+                let longer = ratio(one.0, many.0);
+                finding.figure("a step with 16 workers, against one", longer.map(Times));
+                finding.check("a step with 16 workers takes longer than with one", longer.here >= DISTINCT);
             }
             Ok(())
         }),
     },
     Claim {
         id: "churn",
+        source: ARTICLES,
         statement: "Many small tensors made and dropped in every iteration show as spikes",
         published: "spikes",
         lesson: "They show as calls: thousands of blocks that are freed within their step. Small tensors that are freed at once hardly \
@@ -238,71 +189,6 @@ pub(super) const CLAIMS: &[Claim] = &[
             }
             finding.check("a step's peak is at least 1 % higher", ratio(transient[1], transient[0]).here >= 1.01);
             finding.check("a step makes at least a tenth more blocks", ratio(passing[1], passing[0]).here >= 1.1);
-            Ok(())
-        }),
-    },
-    Claim {
-        id: "batch-first",
-        statement: "Reducing the batch hides a leak and does not fix it",
-        published: "the OOM comes later",
-        lesson: "A smaller batch postpones the OOM; the slope stays the same.",
-        command: "oomph leaks leak-cache --set steps=400 --set batch=1 --limit 12GiB",
-        test: AnyDevice(|bench, finding| {
-            let mut ends = Vec::new();
-            for batch in ["8", "4"] {
-                let program = recipe("leak-cache", &[("steps", "240"), ("batch", batch)])?;
-                let (observed, found) = bench.growth(&program, CACHING, Some(14 * GIB))?;
-                let end = observed.ran_out_at.unwrap_or(observed.steps.len());
-                finding.figure(format!("batch {batch}, 14 GiB are used up in step"), Count(end as u64));
-                finding.figure(format!("batch {batch}, grows by"), SizePerStep(found.bytes_per_step));
-                ends.push((end, found));
-            }
-            finding.check("with half the batch the end comes later", ends[1].0 > ends[0].0);
-            finding.check("with half the batch it still leaks", ends[1].1.verdict == Verdict::Leak);
-            let (whole, half) = (ends[0].1.bytes_per_step, ends[1].1.bytes_per_step);
-            finding.check("and as fast", (half / whole - 1.0).abs() < 0.01);
-            Ok(())
-        }),
-    },
-    Claim {
-        id: "profile",
-        statement: "A table of memory by operation (top ten) finds the culprit",
-        published: "top ten",
-        lesson: "What grows is named by the information about its blocks: call site, tag, or at least size.",
-        command: "oomph leaks leak-outputs-detached --top 10",
-        test: AnyDevice(|bench, finding| {
-            for name in ["leak-outputs-detached", "leak-cache", "leak-outputs"] {
-                let (_, found) = bench.growth(&recipe(name, &[])?, CACHING, None)?;
-                let top: f64 = found.growers.iter().take(10).map(|grower| grower.bytes_per_step).sum();
-                let share = 100.0 * top / found.bytes_per_step.max(1.0);
-                finding.figure(format!("{name}, growth that the first ten names explain"), Percent(share));
-                finding.check(format!("they explain most of {name}"), share >= 50.0);
-            }
-            Ok(())
-        }),
-    },
-    Claim {
-        id: "snapshot",
-        statement: "Snapshots over time show what grew",
-        published: "two or more snapshots",
-        lesson: "Three or more snapshots allow a regression, which tells growth from start-up; two give only a difference.",
-        command: "oomph leaks epoch1.pickle epoch2.pickle epoch3.pickle",
-        test: AnyDevice(|bench, finding| {
-            for (name, leaks) in [("leak-outputs-detached", true), ("leak-outputs-fixed", false)] {
-                let (observed, whole) = bench.growth(&recipe(name, &[("steps", "12")])?, CACHING, None)?;
-                // Snapshots at the end of every third step.
-                let mut seen = observed.clone();
-                seen.steps = observed.judged().iter().step_by(3).copied().collect();
-                (seen.first_judged, seen.end_judged) = (0, seen.steps.len());
-                let found = judge(&seen, None, &GrowthThreshold::default())?;
-                finding
-                    .figure(format!("{name}, {} snapshots", seen.steps.len()), SizePerStep(found.bytes_per_step / 3.0));
-                finding.figure(format!("{name}, every step"), SizePerStep(whole.bytes_per_step));
-                finding.check(
-                    format!("snapshots of {name} show {}", if leaks { "that it grows" } else { "that nothing grows" }),
-                    (found.verdict == Verdict::Leak) == leaks,
-                );
-            }
             Ok(())
         }),
     },

@@ -147,6 +147,13 @@ pub struct TechniqueRecord {
     pub published_performance: String,
     /// When to use it.
     pub best_use: String,
+
+    /// The commit of the program that measured the row; set by run folders.
+    pub commit: String,
+    /// The device on which the row was measured, as it calls itself; set by run folders.
+    pub device_name: String,
+    /// When the process that measured the row began; set by run folders, and not on a simulated device.
+    pub run_started: String,
 }
 
 impl TechniqueRecord {

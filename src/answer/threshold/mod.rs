@@ -315,6 +315,13 @@ pub struct ThresholdRecord {
     pub real_below: Option<Status>,
     /// Whether the real device agrees: completed above, out of memory below.
     pub confirmed: Option<bool>,
+
+    /// The commit of the program that measured the row; set by run folders.
+    pub commit: String,
+    /// The device on which the row was measured, as it calls itself; set by run folders.
+    pub device_name: String,
+    /// When the process that measured the row began; set by run folders, and not on a simulated device.
+    pub run_started: String,
 }
 
 impl ThresholdRecord {
