@@ -37,7 +37,7 @@ pub const FRESH_DEVICES: usize = 5;
 
 /// What the first call of each kind costs on a device that was just opened. Everything is given back except a stream.
 pub fn first_calls(device: &mut dyn Device) -> Result<FirstCalls, DeviceError> {
-    let mut meter = CallMeter::new(device);
+    let mut meter = CallMeter::new(device, COLD_WORKING_SET);
     meter.plain_memory(&[2 * MIB], 1)?;
     meter.virtual_memory(&[2 * MIB], 1)?;
     meter.pools(&[2 * MIB], 1)?;
@@ -111,6 +111,8 @@ const MOST_HOST_BYTES: u64 = 256 * MIB;
 /// not. From 512 KiB to 1.5 MiB they cost the same; 2 MiB displace all of the processor's second cache, and calls cost
 /// three times as much.
 const WORKING_SET: usize = 768 << 10;
+/// The same before a first call: the program did something else before, and no cache has the driver.
+const COLD_WORKING_SET: usize = 64 << 20;
 /// How often everything is measured, so that a busy moment of the machine does not decide.
 const PASSES_OF_CALLS: usize = 3;
 /// How often a call is measured in a pass; the largest sizes less often.
@@ -124,7 +126,7 @@ const STREAMS: usize = 3;
 /// Measures every call at every size up to `room`. Everything is given back except a few streams.
 fn measure_calls(device: &mut dyn Device, room: u64, first_calls: Vec<FirstCalls>) -> Result<Vec<Cost>, DeviceError> {
     let sizes: Vec<u64> = SIZES.into_iter().filter(|&bytes| bytes <= room).collect();
-    let mut meter = CallMeter::new(device);
+    let mut meter = CallMeter::new(device, WORKING_SET);
     for _ in 0..PASSES_OF_CALLS {
         meter.plain_memory(&sizes, CALL_SAMPLES)?;
         meter.virtual_memory(&sizes, CALL_SAMPLES)?;
@@ -135,7 +137,7 @@ fn measure_calls(device: &mut dyn Device, room: u64, first_calls: Vec<FirstCalls
     // Some allocators take half of the memory at once. It comes last: after it the driver clears memory for some time.
     let half = 2 * room / GIB * GIB;
     if half > 0 {
-        meter.plain_memory(&[half], CALL_SAMPLES)?;
+        meter.plain_memory(&[half], 1)?;
     }
     meter.samples.retain(|sample| sample.1 != CostCondition::FirstCall);
     meter.samples.extend(first_calls.into_iter().flat_map(|measured| measured.0));
@@ -151,8 +153,8 @@ struct CallMeter<'a> {
 }
 
 impl CallMeter<'_> {
-    fn new(device: &mut dyn Device) -> CallMeter<'_> {
-        CallMeter { device, samples: Vec::new(), working_set: vec![0; WORKING_SET / size_of::<u64>()] }
+    fn new(device: &mut dyn Device, working_set: usize) -> CallMeter<'_> {
+        CallMeter { device, samples: Vec::new(), working_set: vec![0; working_set / size_of::<u64>()] }
     }
 
     /// Makes a call whose cost belongs to `bytes`.
