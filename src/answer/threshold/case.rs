@@ -21,8 +21,8 @@ use crate::{
     trace::{Source, Trace},
 };
 
-/// The resolution of [`WithThresholds`]: this share of the bound, or a page where that is more.
-const RESOLUTION_PERCENT: u64 = 1;
+/// The resolution of [`WithThresholds`]: this part of the bound (0.2 %), or a page where that is more.
+const STEPS_PER_BOUND: u64 = 500;
 
 /// How many sources are kept in memory. Cases of one source follow each other, so few lanes need few sources.
 const KEPT_SOURCES: usize = 4;
@@ -30,7 +30,7 @@ const KEPT_SOURCES: usize = 4;
 /// Runs cases with another runner and adds to the rows of completed ones the least memory in which they complete
 /// (`needed_bytes`), for the cases that are wanted.
 ///
-/// The amounts that are tried begin at the bound and lie 1 % of it apart, whole pages, and are the same for every
+/// The amounts that are tried begin at the bound and lie 0.2 % of it apart, whole pages, and are the same for every
 /// strategy. So a need is at most that much too high, and strategies that need the same have the same value. A case with a
 /// limit, on a real device or with a plugin is not searched.
 pub struct WithThresholds<'a> {
@@ -92,7 +92,9 @@ impl CaseRunner for WithThresholds<'_> {
 /// The least memory in which a case completes that holds what `record` says where nothing limits it. `None` if it takes
 /// no memory from the device, or if its bound is not known.
 fn needed_bytes(case: &Case, source: &dyn Source, record: &CaseRecord) -> Result<Option<u64>, ThresholdError> {
-    let (Some(bound), Some(reserved @ 1..)) = (record.live_peak_bytes, record.peak_reserved_bytes) else {
+    let calls = [record.driver_alloc_calls, record.driver_mapping_calls, record.driver_pool_calls];
+    let takes_memory = calls.iter().any(|calls| *calls > Some(0));
+    let (Some(bound), Some(reserved), true) = (record.live_peak_bytes, record.peak_reserved_bytes, takes_memory) else {
         return Ok(None);
     };
     let used = record.peak_device_used_bytes.unwrap_or(0);
@@ -121,7 +123,7 @@ struct Amounts {
 impl Amounts {
     fn new(bound: u64, held: u64) -> Amounts {
         let (bound, held) = (bound.max(1), held.max(bound).max(1));
-        let step = (bound * RESOLUTION_PERCENT / 100).max(1);
+        let step = (bound / STEPS_PER_BOUND).max(1);
         Amounts { bound, step, held, free_place: (held - bound).div_ceil(step) + 1 }
     }
 
@@ -204,16 +206,16 @@ mod amounts_tests {
 
     #[test]
     fn amounts_are_the_same_for_every_strategy() {
-        let (modest, greedy) = (Amounts::new(1000, 1025), Amounts::new(1000, 3000));
-        assert_eq!([0, 1, 2, 3].map(|place| greedy.pages(place)), [999, 1000, 1010, 1020]);
-        assert_eq!([0, 1, 2, 3].map(|place| modest.pages(place)), [999, 1000, 1010, 1020]);
+        let (modest, greedy) = (Amounts::new(5000, 5025), Amounts::new(5000, 7000));
+        assert_eq!([0, 1, 2, 3].map(|place| greedy.pages(place)), [4999, 5000, 5010, 5020]);
+        assert_eq!([0, 1, 2, 3].map(|place| modest.pages(place)), [4999, 5000, 5010, 5020]);
         assert_eq!(
             (modest.free_place, modest.pages(4), modest.pages(5)),
-            (4, 1025, 1040),
+            (4, 5025, 5040),
             "what it holds is one of them"
         );
-        assert_eq!((greedy.free_place, greedy.pages(201)), (201, 3000));
-        assert_eq!((greedy.place_of(3010), greedy.place_of(5)), (202, 201));
+        assert_eq!((greedy.free_place, greedy.pages(201)), (201, 7000));
+        assert_eq!((greedy.place_of(7010), greedy.place_of(5)), (202, 201));
     }
 
     #[test]
@@ -248,12 +250,12 @@ mod need_tests {
 
     #[test]
     fn need_completes_and_a_step_less_does_not() {
-        let text = "workloads = ['checkerboard', 'sawtooth']\nstrategies = ['direct', 'caching', 'slab', 'bfc', 'async']\n\
+        let text = "workloads = ['checkerboard']\nstrategies = ['direct', 'caching', 'slab', 'bfc', 'async']\n\
                     set = { rounds = 2 }\n";
         for case in cases(text, "sim") {
             let record = record(&case, true);
             let (needed, bound) = (record.needed_bytes.unwrap(), record.live_peak_bytes.unwrap());
-            let step = (bound.div_ceil(2 * MIB) / 100).max(1) * 2 * MIB;
+            let step = (bound.div_ceil(2 * MIB) / STEPS_PER_BOUND).max(1) * 2 * MIB;
             let completes = |bytes: u64| {
                 let label = CaseLabel { limit: Some(bytes), ..case.label.clone() };
                 InProcess::default().run(&Case { label, ..case.clone() }).record.status == Status::Completed

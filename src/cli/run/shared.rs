@@ -61,7 +61,7 @@ pub struct Args {
     pub workers: WorkerOptions,
     #[command(flatten)]
     pub needs: NeedsOptions,
-    /// Also search the least memory in which each case completes (`needed_bytes`), to 1 % of the bound. Takes about five
+    /// Also search the least memory in which each case completes (`needed_bytes`), to 0.2 % of the bound. Takes about seven
     /// more replays of each case. Suites with `need = true` do it without the option.
     #[arg(long)]
     pub need: bool,

@@ -298,7 +298,11 @@ mod hash_tests {
         };
         assert_eq!(pair(true, "forward"), pair(true, "backward"), "names do not count");
         assert_ne!(pair(true, "forward"), pair(false, "forward"), "another block is freed");
-        let one = |bytes: u64, stream: u32| hash(|builder| drop(builder.alloc(bytes, StreamId(stream), TagId(0))));
+        let one = |bytes: u64, stream: u16| {
+            hash(|builder| {
+                builder.alloc(bytes, StreamId(stream), TagId(0));
+            })
+        };
         assert_ne!(one(512, 0), one(513, 0));
         assert_ne!(one(512, 0), one(512, 1));
     }
