@@ -298,13 +298,14 @@ mod hash_tests {
         };
         assert_eq!(pair(true, "forward"), pair(true, "backward"), "names do not count");
         assert_ne!(pair(true, "forward"), pair(false, "forward"), "another block is freed");
-        let one = |bytes: u64, stream: u16| {
+        let one = |bytes: u64, is_on_side: bool| {
             hash(|builder| {
-                builder.alloc(bytes, StreamId(stream), TagId(0));
+                let side = builder.new_stream().unwrap();
+                builder.alloc(bytes, if is_on_side { side } else { StreamId::DEFAULT }, TagId(0));
             })
         };
-        assert_ne!(one(512, 0), one(513, 0));
-        assert_ne!(one(512, 0), one(512, 1));
+        assert_ne!(one(512, false), one(513, false));
+        assert_ne!(one(512, false), one(512, true));
     }
 }
 
