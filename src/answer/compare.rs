@@ -286,8 +286,9 @@ pub enum ChangeDirection {
 }
 
 /// Columns of which less is better.
-const LESS_IS_BETTER: [&str; 14] = [
+const LESS_IS_BETTER: [&str; 15] = [
     "ooms",
+    "needed_bytes",
     "peak_requested_bytes",
     "peak_allocated_bytes",
     "peak_active_bytes",
@@ -303,6 +304,9 @@ const LESS_IS_BETTER: [&str; 14] = [
     "elapsed_ns",
 ];
 
+/// Columns that older releases do not write, or that only some runs have: compared where both runs have a value.
+const NOT_IN_EVERY_RUN: [&str; 4] = ["family", "split", "requests_hash", "needed_bytes"];
+
 /// How cases end, the best first; being interrupted or skipped is neither.
 const ENDINGS: [&str; 3] = ["completed", "oom", "error"];
 
@@ -317,6 +321,7 @@ fn column_changes(old: &CaseRecord, new: &CaseRecord) -> Vec<ColumnChange> {
         .into_iter()
         .zip(cells(new))
         .filter(|((column, old), (_, new))| old != new && !is_left_out(column))
+        .filter(|((column, old), (_, new))| !NOT_IN_EVERY_RUN.contains(&&**column) || !(old.is_null() || new.is_null()))
         .map(|((column, before), (_, after))| {
             let direction = direction(&column, &before, &after);
             ColumnChange { case_id: new.case_id.clone(), column, old: before, new: after, direction }
@@ -434,6 +439,14 @@ mod columns_tests {
             ]
         );
         assert_eq!((found[0].ratio(), found[2].ratio()), (Some(0.99), None));
+    }
+
+    #[test]
+    fn need_is_compared_where_both_runs_searched_it() {
+        let with = |bytes| CaseRecord { needed_bytes: bytes, family: bytes.map(|_| "f".to_owned()), ..record() };
+        assert_eq!(column_changes(&with(None), &with(Some(7))), []);
+        let found = column_changes(&with(Some(7)), &with(Some(8)));
+        assert_eq!((found.len(), found[0].direction), (1, ChangeDirection::Worse));
     }
 
     #[test]

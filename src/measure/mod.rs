@@ -89,7 +89,7 @@ pub use latency::{DriverCalls, LatencyHistogram};
 pub use ooms::{Obstacle, OomReport, UnusableMemory};
 pub use peaks::{Levels, PhasePeak, StepPeak, lost_share};
 pub(crate) use record::on_one_line;
-pub use record::{CaseLabel, CaseRecord, SCHEMA, Status, file_stem};
+pub use record::{CaseLabel, CaseRecord, SCHEMA, Split, Status, file_stem};
 pub use steps::{StepTimes, time_steps};
 pub use timeline::Timeline;
 pub use timing::{

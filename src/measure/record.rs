@@ -13,7 +13,7 @@ use super::{
     peaks::{AllocatedPeak, PeakRecorder},
 };
 use crate::{
-    base::{FileText, GIB, KIB, MIB, fnv1a},
+    base::{FileText, GIB, KIB, MIB, fnv1a, round_up},
     device::{CallKind, CallLedger, Device, DeviceClock},
     plan::MemoryNeeds,
     pytorch::Release,
@@ -21,6 +21,9 @@ use crate::{
     strategy::{OffBooks, Refusal, Strategy, StrategySpec},
     trace::Category,
 };
+
+/// The page of the device memory of NVIDIA's GPUs, in which needs are counted.
+const NEED_PAGE: u64 = 2 * MIB;
 
 /// Goes up whenever a column changes its name or meaning.
 pub const SCHEMA: u32 = 2;
@@ -40,6 +43,16 @@ oomph_base::named_enum! {
         Interrupted = "interrupted",
         /// Something is broken: the trace, the strategy or the device.
         Error = "error",
+    }
+}
+
+oomph_base::named_enum! {
+    /// Whether a source had a part in choosing settings of strategies.
+    pub enum Split {
+        /// Settings were chosen with it in view.
+        Train = "train",
+        /// No setting was chosen on it.
+        Test = "test",
     }
 }
 
@@ -115,6 +128,13 @@ pub struct CaseRecord {
     /// How much that is.
     pub oom_obstacle_bytes: Option<u64>,
 
+    /// The program that the workload or recording is a variant of. Figures over a suite count a family once.
+    pub family: Option<String>,
+    /// Whether settings of strategies were chosen on the family.
+    pub split: Option<Split>,
+    /// A hash of the requests of the trace, in hexadecimal: sources with one hash are the same pattern.
+    pub requests_hash: Option<String>,
+
     /// What no allocator can do without: most requested bytes alive at one time in the whole trace.
     #[serde(alias = "bound_requested_bytes")]
     pub live_peak_bytes: Option<u64>,
@@ -123,6 +143,8 @@ pub struct CaseRecord {
     pub live_peak_rounded_bytes: Option<u64>,
     /// The height of an offline layout of these rounded requests, where one was asked for.
     pub packed_bytes: Option<u64>,
+    /// The least device memory in which the case completes, where that was searched.
+    pub needed_bytes: Option<u64>,
     /// Most bytes asked for at one time.
     pub peak_requested_bytes: Option<u64>,
     /// Most bytes in blocks at one time.
@@ -308,6 +330,23 @@ impl CaseRecord {
         self.live_peak_bytes = Some(needs.bound.requested_bytes);
         self.live_peak_rounded_bytes = Some(needs.bound.rounded_bytes);
         self.packed_bytes = needs.packed_bytes;
+        self.requests_hash = Some(format!("{:016x}", needs.requests_hash));
+    }
+
+    /// What the case needs as a multiple of the bound, in whole pages: [`needed_bytes`](Self::needed_bytes) over
+    /// [`live_peak_rounded_bytes`](Self::live_peak_rounded_bytes). No allocator can hold less than a page.
+    #[must_use]
+    pub fn need_ratio(&self) -> Option<f64> {
+        let bound = round_up(self.live_peak_rounded_bytes.filter(|bound| *bound > 0)?, NEED_PAGE);
+        Some(self.needed_bytes? as f64 / bound as f64)
+    }
+
+    /// What the case takes as a multiple of the bound where nothing limits it; `None` unless it completed without a limit.
+    #[must_use]
+    pub fn appetite_ratio(&self) -> Option<f64> {
+        let is_free = self.status == Status::Completed && self.limit_bytes.is_none();
+        let bound = self.live_peak_rounded_bytes.filter(|bound| *bound > 0 && is_free)?;
+        Some(self.peak_reserved_bytes? as f64 / bound as f64)
     }
 
     /// The row of schema 1 as one of [`SCHEMA`]: a case that did not run had 0 where nothing was measured.
@@ -626,6 +665,22 @@ mod record_tests {
         let figures = header.iter().zip(&cells).skip_while(|(name, _)| *name != "events");
         assert_eq!(figures.filter(|(_, cell)| !cell.is_empty()).collect::<Vec<_>>(), []);
         assert_eq!(cells.deserialize::<CaseRecord>(Some(&header)).unwrap(), record);
+    }
+
+    #[test]
+    fn need_is_in_pages_and_appetite_without_a_limit() {
+        let record = CaseRecord {
+            status: Status::Completed,
+            live_peak_rounded_bytes: Some(MIB),
+            needed_bytes: Some(2 * MIB),
+            peak_reserved_bytes: Some(20 * MIB),
+            ..CaseRecord::default()
+        };
+        assert_eq!((record.need_ratio(), record.appetite_ratio()), (Some(1.0), Some(20.0)));
+        let limited = CaseRecord { limit_bytes: Some(GIB), needed_bytes: None, ..record.clone() };
+        assert_eq!((limited.need_ratio(), limited.appetite_ratio()), (None, None));
+        let failed = CaseRecord { status: Status::Oom, ..record };
+        assert_eq!(failed.appetite_ratio(), None);
     }
 
     #[test]

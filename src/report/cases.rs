@@ -25,28 +25,60 @@ const HEADINGS: [&str; 9] = [
 ];
 /// The columns that a narrow terminal loses first, by place.
 const DISPENSABLE: [usize; 4] = [7, 8, 2, 5];
+/// The columns after the strategy where the need of a case is known.
+const NEED_HEADINGS: [&str; 2] = ["need", "appetite"];
+/// As `DISPENSABLE`, for a table with these columns. What is reserved is the appetite in bytes.
+const DISPENSABLE_WITH_NEED: [usize; 6] = [9, 4, 7, 6, 5, 10];
+const NEED_LEGEND: &str = "Need: the least memory in which the case completes, appetite: peak reserved memory without a \
+                           limit, both as multiples of the bound (the most bytes alive at one time). ";
+const NEED_STAR_LEGEND: &str = "* = lowest need. ";
 const LEGEND: &str = "Fragmentation = 1 - peak allocated / peak reserved.";
 const STAR_LEGEND: &str = "* = lowest device memory use (whole pages and context included). ";
 
 impl RenderRow for CaseRecord {
     fn text(rows: &[CaseRecord], medium: Medium) -> String {
-        let mut table = TextTable::new(&HEADINGS, medium);
+        let has_need = rows.iter().any(|record| record.needed_bytes.is_some());
+        let mut headings = HEADINGS.to_vec();
+        if has_need {
+            headings.splice(2..2, NEED_HEADINGS);
+        }
+        let mut table = TextTable::new(&headings, medium);
         let groups = groups(rows);
+        let (mut need_star, mut use_star) = (false, false);
         for (group, mut heading) in groups.iter().zip(titles(&groups)) {
-            let least = group.least_used();
+            let (least, is_by_need) = (group.least_bytes(), group.is_by_need());
+            (need_star, use_star) =
+                (need_star | (is_by_need && least.is_some()), use_star | (!is_by_need && least.is_some()));
             for record in &group.records {
-                let best = is_contender(record) && least.is_some() && least == record.peak_device_used_bytes;
-                table.row(row(std::mem::take(&mut heading), record, best));
+                let best = is_contender(record) && least.is_some() && least == group.compared_bytes(record);
+                let mut cells = row(std::mem::take(&mut heading), record, best && !is_by_need);
+                if has_need {
+                    cells.splice(2..2, need_cells(record, best && is_by_need));
+                }
+                table.row(cells);
             }
         }
-        let hidden = table.fit(&DISPENSABLE).map_or_else(String::new, |hidden| format!(" {hidden}"));
-        let has_star = groups.iter().any(|group| group.least_used().is_some());
-        let legend = format!("{}{LEGEND}{hidden}", if has_star { STAR_LEGEND } else { "" });
+        let dispensable = if has_need { &DISPENSABLE_WITH_NEED[..] } else { &DISPENSABLE };
+        let hidden = table.fit(dispensable).map_or_else(String::new, |hidden| format!(" {hidden}"));
+        let parts = [
+            if has_need { NEED_LEGEND } else { "" },
+            if need_star { NEED_STAR_LEGEND } else { "" },
+            if use_star { STAR_LEGEND } else { "" },
+            LEGEND,
+        ];
+        let legend = format!("{}{hidden}", parts.concat());
         // Errors are reported by the caller. In a document, explanations have a section of their
         // own.
         let explained = |record: &&CaseRecord| record.status != Status::Error && medium != Medium::Markdown;
         table.finish(&legend, explanations(rows.iter().filter(explained)))
     }
+}
+
+/// Need and appetite as multiples of the bound; empty where they are not known.
+fn need_cells(record: &CaseRecord, best: bool) -> [String; 2] {
+    let text = |ratio: Option<f64>| ratio.map_or_else(String::new, |ratio| format!("{ratio:.3}"));
+    let star = if best { "*" } else { " " };
+    [format!("{} {star}", text(record.need_ratio())), text(record.appetite_ratio())]
 }
 
 fn row(heading: String, record: &CaseRecord, best: bool) -> Vec<String> {

@@ -65,6 +65,9 @@ pub struct RunSettings {
     pub case_timeout: Option<String>,
     /// `--pack`.
     pub pack: bool,
+    /// `--need`, or `need = true` in a suite.
+    #[serde(default)]
+    pub need: bool,
     /// The strategy that ratios are given to.
     pub base: String,
 }
@@ -84,7 +87,7 @@ pub struct EnvironmentDifference {
 const ENVIRONMENT_KEYS: [&str; 7] = ["schema", "version", "commit", "device", "device_name", "driver", "seed"];
 /// The options of a run that must be equal, as keys of `settings`, and their names on the command
 /// line.
-const SETTING_KEYS: [(&str, &str); 9] = [
+const SETTING_KEYS: [(&str, &str); 10] = [
     ("suites", "suites"),
     ("only", "--filter"),
     ("skip", "--skip"),
@@ -93,6 +96,7 @@ const SETTING_KEYS: [(&str, &str); 9] = [
     ("seed", "--seed"),
     ("case_timeout", "--case-timeout"),
     ("pack", "--pack"),
+    ("need", "--need"),
     ("base", "base strategy"),
 ];
 

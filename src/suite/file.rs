@@ -41,6 +41,9 @@ pub struct SuiteFile {
     /// The seeds of groups that have none.
     #[serde(default = "default_seeds")]
     pub seeds: Vec<u64>,
+    /// Whether the least memory in which each case completes is searched too (`needed_bytes`).
+    #[serde(default)]
+    pub need: bool,
     /// The time-out of cases whose group has none.
     pub timeout: Option<CaseTimeout>,
     /// The groups; each is a matrix. A suite of claims has none, because its cases are the claims.
@@ -235,6 +238,9 @@ impl SuiteFile {
                 "a suite of thresholds finds the limits itself; remove `limits` and `timed`".to_owned(),
             ));
         }
+        if suite.need && suite.kind != SuiteKind::Run {
+            return Err(refused("need = true is for suites whose cases are run; remove it or `kind`".to_owned()));
+        }
         suite.name = name.to_owned();
         Ok(suite)
     }
@@ -404,6 +410,19 @@ mod tests {
         for wrong in ["limits = ['6GiB']", "timed = true"] {
             assert!(parse(wrong).unwrap_err().to_string().contains("finds the limits itself"), "{wrong}");
         }
+    }
+
+    #[test]
+    fn need_is_of_cases_that_run() {
+        let parse = |more: &str| {
+            let text =
+                format!("question = 'how much?'\n{more}\n[[group]]\nworkloads = ['random']\nstrategies = 'all'\n");
+            SuiteFile::parse("x", "x.toml", &text).map(|suite| suite.need)
+        };
+        assert!(parse("need = true").unwrap() && !parse("").unwrap());
+        assert!(parse("need = true\nkind = 'threshold'").unwrap_err().to_string().contains("need = true is for"));
+        let built_in = |name| SuiteFile::load(name).unwrap().need;
+        assert!(built_in("strategies") && !built_in("quick"), "the quick suite stays quick");
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub use run::{
     CaseOutcome, CaseProgress, CaseRunner, IsolatingRunner, Isolation, RoundTimes, WithNeeds, all_cores, run, run_on,
     time_in_rounds,
 };
-pub use source::{SourceError, SourceSpec};
+pub use source::{SourceError, SourceFamily, SourceSpec};
 pub use worker::{TurnTimes, WorkerProcess};
 
 use std::{io, path::PathBuf};

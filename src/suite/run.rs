@@ -14,7 +14,7 @@ use rand::{SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
-use super::{Case, CaseScope, InProcess, SourceSpec, WorkerProcess};
+use super::{Case, CaseScope, InProcess, SourceFamily, SourceSpec, WorkerProcess};
 use crate::{
     device::DeviceSpec,
     measure::{CaseDetail, CaseLabel, CaseRecord, Status, TimingRecord},
@@ -250,7 +250,7 @@ impl CaseRunner for IsolatingRunner<'_> {
     }
 }
 
-/// Runs cases with another runner and adds the bound of the source, and the packing if requested,
+/// Runs cases with another runner and adds the family and the bound of the source, and the packing if requested,
 /// to the rows of measured cases. Both are the same under every strategy, limit and device, so they
 /// are computed once per source.
 pub struct WithNeeds<'a> {
@@ -294,7 +294,10 @@ impl CaseRunner for WithNeeds<'_> {
             && outcome.record.status != Status::Interrupted
             && let Some(needs) = self.needs(case)
         {
+            let family = SourceFamily::of(&case.origin, &case.label.workload);
             outcome.record.set_needs(&needs);
+            outcome.record.family = Some(family.family);
+            outcome.record.split = family.split;
         }
         outcome
     }

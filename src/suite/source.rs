@@ -19,6 +19,7 @@ use crate::{
         Device,
         sim::{SimConfig, SimConfigError, SimDevice},
     },
+    measure::Split,
     models::{Recipe, WorkloadError, is_recipe_name},
     replay::verify::{Companion, CompanionError, RecordedConditions, Verdict, Verification, verify_recording},
     trace::{
@@ -218,6 +219,48 @@ impl SourceSpec {
     }
 }
 
+/// The families of the workloads and recordings of the repository: `source,family,split`. A source is the name of a workload,
+/// or the path of a recording below `workloads/`.
+const FAMILIES: &str = include_str!("../../suites/families.csv");
+
+/// Which program a source is a variant of, and whether settings were chosen on it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct SourceFamily {
+    /// What the table calls the source.
+    source: String,
+    /// The program.
+    pub family: String,
+    /// Train or test; `None` for a source that the table does not have.
+    pub split: Option<Split>,
+}
+
+impl SourceFamily {
+    /// All rows of the table.
+    fn all() -> &'static [SourceFamily] {
+        static ROWS: OnceLock<Vec<SourceFamily>> = OnceLock::new();
+        ROWS.get_or_init(|| {
+            // A test reads the table strictly.
+            csv::Reader::from_reader(FAMILIES.as_bytes()).into_deserialize().filter_map(Result::ok).collect()
+        })
+    }
+
+    /// The family of a source with this name in tables. A source that the table does not have is a family of its own.
+    pub(super) fn of(origin: &SourceSpec, workload: &str) -> SourceFamily {
+        let is_recording = |row: &&SourceFamily| {
+            row.source.contains('/') && origin.path().ends_with(Path::new("workloads").join(&row.source))
+        };
+        let is_recipe = |row: &&SourceFamily| row.source == origin.name;
+        let known = match is_path(&origin.name) {
+            true => SourceFamily::all().iter().find(is_recording),
+            false => SourceFamily::all().iter().find(is_recipe),
+        };
+        known.cloned().unwrap_or_else(|| {
+            let family = workload.split('[').next().unwrap_or(workload).to_owned();
+            SourceFamily { source: origin.name.clone(), family, split: None }
+        })
+    }
+}
+
 /// Names that differ by more than this many letters are not suggested.
 const MOST_TYPOS: usize = 2;
 
@@ -366,6 +409,53 @@ mod tests {
             "question = 'what?'\nseeds = [3, 4]\n[[group]]\nworkloads = [{workloads}]\nstrategies = ['direct']\n{more}\n"
         );
         SuiteFile::parse("mine", "mine.toml", &text).unwrap()
+    }
+
+    fn family(name: &str, workload: &str) -> (String, Option<Split>) {
+        let found = SourceFamily::of(&SourceSpec { name: name.to_owned(), ..SourceSpec::default() }, workload);
+        (found.family, found.split)
+    }
+
+    #[test]
+    fn variants_of_a_program_are_one_family() {
+        let train = |family: &str| (family.to_owned(), Some(Split::Train));
+        assert_eq!(family("random", "random[rounds=5]"), train("random"));
+        assert_eq!(family("leak-outputs-fixed", "leak-outputs-fixed"), train("leak-outputs"));
+        for name in ["varlen.pickle.xz", "varlen_cap042.exp.pickle.xz"] {
+            assert_eq!(family(&format!("some/where/workloads/recorded/{name}"), name), train("variable-length"));
+        }
+        let recording = "workloads/recorded/programs/unet.pickle.xz";
+        assert_eq!(family(recording, "unet.pickle.xz"), ("unet".to_owned(), Some(Split::Test)));
+        assert_eq!(family("mine/unet.pickle.xz", "unet.pickle.xz"), ("unet.pickle.xz".to_owned(), None));
+        assert_eq!(family("workloads/streams.toml", "streams[n=2]"), ("streams".to_owned(), None));
+    }
+
+    #[test]
+    fn every_source_of_the_repository_has_a_family() {
+        let rows: Vec<SourceFamily> =
+            csv::Reader::from_reader(FAMILIES.as_bytes()).into_deserialize().collect::<Result<_, _>>().unwrap();
+        let mut listed: Vec<&str> = rows.iter().map(|row| row.source.as_str()).collect();
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads");
+        let folder = |folder: &str| {
+            let files = fs::read_dir(root.join(folder)).unwrap().map(|file| file.unwrap().file_name());
+            files.map(|name| name.into_string().unwrap()).collect::<Vec<String>>()
+        };
+        let recipes = folder("").into_iter().filter_map(|name| Some(name.strip_suffix(".toml")?.to_owned()));
+        let mut there: Vec<String> = recipes.collect();
+        for place in ["recorded", "recorded/programs"] {
+            let files = folder(place).into_iter().filter(|name| name.ends_with(".pickle.xz"));
+            there.extend(files.map(|name| format!("{place}/{name}")));
+        }
+        let pools = ["graphed", "mempool", "settings_change"].map(|name| format!("recorded/pools/{name}.pickle.xz"));
+        there.extend(pools);
+        there.sort();
+        listed.sort_unstable();
+        assert_eq!(listed, there);
+        for row in &rows {
+            assert!(row.split.is_some(), "{}", row.source);
+            let splits = rows.iter().filter(|other| other.family == row.family).map(|other| other.split);
+            assert!(splits.into_iter().all(|split| split == row.split), "family '{}' is in both splits", row.family);
+        }
     }
 
     #[test]

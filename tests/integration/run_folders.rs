@@ -43,6 +43,41 @@ fn changed_rows_are_refused() {
     assert!(err.contains("env.json was changed or damaged"), "{err}");
 }
 
+/// The cells of a column of a CSV file of a run.
+fn column(folder: &TempDir, file: &str, column: &str) -> Vec<String> {
+    let mut reader = csv::Reader::from_path(folder.path().join(file)).unwrap();
+    let place = reader.headers().unwrap().iter().position(|name| name == column).unwrap();
+    reader.records().map(|row| row.unwrap()[place].to_owned()).collect()
+}
+
+#[test]
+fn need_is_searched_on_request() {
+    let folder = TempDir::new().unwrap();
+    let (plain, _) = run_some(&folder, &["--output", "plain"], 0);
+    assert!(!plain.contains("lowest need"), "{plain}");
+    assert!(column(&folder, "plain/runs.csv", "needed_bytes").iter().all(String::is_empty));
+    let (searched, _) = run_some(&folder, &["--need", "--output", "searched"], 0);
+    assert!(searched.contains("* = lowest need") && searched.contains("appetite"), "{searched}");
+    let bytes = |name: &str| -> Vec<u64> {
+        column(&folder, "searched/runs.csv", name).iter().map(|cell| cell.parse().unwrap()).collect()
+    };
+    let (needed, bound, reserved) = (bytes("needed_bytes"), bytes("live_peak_bytes"), bytes("peak_reserved_bytes"));
+    let used = bytes("peak_device_used_bytes");
+    for (place, needed) in needed.iter().enumerate() {
+        assert!(*needed >= bound[place] && *needed <= used[place], "{needed} {place}");
+    }
+    assert_eq!(needed, reserved, "on this workload nothing can be given back");
+    for (file, name) in [("comparison.csv", "need_ratio"), ("bounds.csv", "median_need_ratio")] {
+        assert!(column(&folder, &format!("searched/{file}"), name).iter().all(|cell| cell.parse::<f64>().is_ok()));
+    }
+    assert!(column(&folder, "searched/runs.csv", "family").iter().all(|family| family == "checkerboard"));
+    assert!(column(&folder, "searched/runs.csv", "split").iter().all(|split| split == "train"));
+    for file in ["summary.md", "report.html"] {
+        let text = fs::read_to_string(folder.path().join("searched").join(file)).unwrap();
+        assert!(text.contains("need") && text.contains("appetite"), "{file}");
+    }
+}
+
 #[test]
 fn missing_rows_are_said() {
     let (folder, rows, text) = with_run();

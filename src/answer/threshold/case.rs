@@ -1,14 +1,146 @@
 //! The threshold of a case of a suite: searched on a simulated device, and confirmed on the case's own device if that
-//! is a real one.
+//! is a real one. [`WithThresholds`] adds a coarser one to the row of every case.
 
-use super::{Threshold, ThresholdDetail, ThresholdError, ThresholdQuestion, ThresholdRecord, threshold};
-use crate::{
-    base::Bytes,
-    device::DeviceSpec,
-    measure::{CaseLabel, Status, on_one_line},
-    replay::LimitEnforcer,
-    suite::{Case, CaseRunner},
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
 };
+
+use super::{
+    LimitTrials, Threshold, ThresholdDetail, ThresholdError, ThresholdQuestion, ThresholdRecord,
+    memory::{PlaceSearch, overhead},
+    threshold,
+};
+use crate::{
+    base::{Bytes, NoProgress},
+    device::DeviceSpec,
+    measure::{CaseLabel, CaseRecord, Status, on_one_line},
+    plugin,
+    replay::{LimitEnforcer, OnOutOfMemory},
+    suite::{Case, CaseOutcome, CaseRunner, SourceSpec},
+    trace::{Source, Trace},
+};
+
+/// The resolution of [`WithThresholds`]: this part of the bound (0.2 %), or a page where that is more.
+const STEPS_PER_BOUND: u64 = 500;
+
+/// How many sources are kept in memory. Cases of one source follow each other, so few lanes need few sources.
+const KEPT_SOURCES: usize = 4;
+
+/// Runs cases with another runner and adds to the rows of completed ones the least memory in which they complete
+/// (`needed_bytes`), for the cases that are wanted.
+///
+/// The amounts that are tried begin at the bound and lie 0.2 % of it apart, whole pages, and are the same for every
+/// strategy. So a need is at most that much too high, and strategies that need the same have the same value. A case with a
+/// limit, on a real device or with a plugin is not searched.
+pub struct WithThresholds<'a> {
+    runner: &'a dyn CaseRunner,
+    is_wanted: &'a (dyn Fn(&Case) -> bool + Sync),
+    sources: Mutex<VecDeque<(SourceSpec, SharedSource)>>,
+}
+
+/// Read by the first case, while others wait. `None` for a source that cannot be read.
+type SharedSource = Arc<OnceLock<Option<Arc<dyn Source>>>>;
+
+impl<'a> WithThresholds<'a> {
+    /// The runner must add the bound to the rows ([`WithNeeds`](crate::suite::WithNeeds)).
+    pub fn new(runner: &'a dyn CaseRunner, is_wanted: &'a (dyn Fn(&Case) -> bool + Sync)) -> WithThresholds<'a> {
+        WithThresholds { runner, is_wanted, sources: Mutex::default() }
+    }
+
+    /// The source of a case, in memory: it is read for every try.
+    fn source(&self, case: &Case) -> Option<Arc<dyn Source>> {
+        let entry = {
+            let mut sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner);
+            match sources.iter().find(|(origin, _)| *origin == case.origin) {
+                Some((_, entry)) => Arc::clone(entry),
+                None => {
+                    let entry = SharedSource::default();
+                    sources.push_front((case.origin.clone(), Arc::clone(&entry)));
+                    sources.truncate(KEPT_SOURCES);
+                    entry
+                }
+            }
+        };
+        let read = || match case.source.initial_layout() {
+            // A trace has no initial layout, and such a recording is in memory as it is.
+            Some(_) => Some(Arc::clone(&case.source)),
+            None => Trace::read(&*case.source).ok().map(|trace| Arc::new(trace) as Arc<dyn Source>),
+        };
+        entry.get_or_init(read).clone()
+    }
+}
+
+impl CaseRunner for WithThresholds<'_> {
+    fn run(&self, case: &Case) -> CaseOutcome {
+        let mut outcome = self.runner.run(case);
+        let is_searched =
+            case.device.is_simulated() && case.label.limit.is_none() && !plugin::is_plugin(&case.strategy);
+        if !is_searched || outcome.record.status != Status::Completed || !(self.is_wanted)(case) {
+            return outcome;
+        }
+        if let Some(source) = self.source(case) {
+            match needed_bytes(case, &*source, &outcome.record) {
+                Ok(bytes) => outcome.record.needed_bytes = bytes,
+                Err(error) => outcome.record.reason = on_one_line(&format!("its need is not known: {error}")),
+            }
+        }
+        outcome
+    }
+}
+
+/// The least memory in which a case completes that holds what `record` says where nothing limits it. `None` if it takes
+/// no memory from the device, or if its bound is not known.
+fn needed_bytes(case: &Case, source: &dyn Source, record: &CaseRecord) -> Result<Option<u64>, ThresholdError> {
+    let calls = [record.driver_alloc_calls, record.driver_mapping_calls, record.driver_pool_calls];
+    let takes_memory = calls.iter().any(|calls| *calls > Some(0));
+    let (Some(bound), Some(reserved), true) = (record.live_peak_bytes, record.peak_reserved_bytes, takes_memory) else {
+        return Ok(None);
+    };
+    let used = record.peak_device_used_bytes.unwrap_or(0);
+    let held = reserved.max(used.saturating_sub(overhead(&case.device)?));
+    let page_bytes = case.device.open()?.props().page_bytes;
+    let amounts = Amounts::new(bound.div_ceil(page_bytes), held.div_ceil(page_bytes));
+    let mut replay = case.replay(None).with_source(source);
+    replay.options.on_out_of_memory = OnOutOfMemory::Stop;
+    let trials = LimitTrials { replay, progress: &NoProgress };
+    let trial = |place: u64| trials.probe(amounts.pages(place).saturating_mul(page_bytes));
+    let last = amounts.place_of(case.device.total_bytes()?.div_ceil(page_bytes));
+    let mut search = PlaceSearch::new(&trial, 1, last, &|_, _| ()).in_halves();
+    let found = search.least(amounts.free_place)?;
+    Ok(found.map(|place| amounts.pages(place).saturating_mul(page_bytes)))
+}
+
+/// The amounts of memory that are tried, in pages. Place 0 is less than the bound, place 1 is the bound.
+struct Amounts {
+    bound: u64,
+    step: u64,
+    /// What the case holds where nothing limits it, and its place.
+    held: u64,
+    free_place: u64,
+}
+
+impl Amounts {
+    fn new(bound: u64, held: u64) -> Amounts {
+        let (bound, held) = (bound.max(1), held.max(bound).max(1));
+        let step = (bound / STEPS_PER_BOUND).max(1);
+        Amounts { bound, step, held, free_place: (held - bound).div_ceil(step) + 1 }
+    }
+
+    fn pages(&self, place: u64) -> u64 {
+        match place.checked_sub(1) {
+            None => self.bound - 1,
+            // Not above it: a case that completes with what it takes does not need more.
+            Some(_) if place == self.free_place => self.held,
+            Some(steps) => self.bound.saturating_add(steps.saturating_mul(self.step)),
+        }
+    }
+
+    /// The last place with at most this many pages, and not before that of what is held.
+    fn place_of(&self, pages: u64) -> u64 {
+        (pages.saturating_sub(self.bound) / self.step + 1).max(self.free_place)
+    }
+}
 
 /// The threshold of `case`, whose source is the trace of the question. Strategy, device, rounds and pace are those of
 /// the case; the threshold of a real device is searched on the simulated H200 and confirmed by `runner`. Errors are in
@@ -65,6 +197,91 @@ fn confirm(record: &mut ThresholdRecord, case: &Case, needed_bytes: u64, page_by
     record.confirmed = Some(misses.is_empty());
     if !misses.is_empty() {
         record.reason = on_one_line(&misses.join("; "));
+    }
+}
+
+#[cfg(test)]
+mod amounts_tests {
+    use super::*;
+
+    #[test]
+    fn amounts_are_the_same_for_every_strategy() {
+        let (modest, greedy) = (Amounts::new(5000, 5025), Amounts::new(5000, 7000));
+        assert_eq!([0, 1, 2, 3].map(|place| greedy.pages(place)), [4999, 5000, 5010, 5020]);
+        assert_eq!([0, 1, 2, 3].map(|place| modest.pages(place)), [4999, 5000, 5010, 5020]);
+        assert_eq!(
+            (modest.free_place, modest.pages(4), modest.pages(5)),
+            (4, 5025, 5040),
+            "what it holds is one of them"
+        );
+        assert_eq!((greedy.free_place, greedy.pages(201)), (201, 7000));
+        assert_eq!((greedy.place_of(7010), greedy.place_of(5)), (202, 201));
+    }
+
+    #[test]
+    fn small_bounds_are_searched_page_by_page() {
+        let amounts = Amounts::new(7, 9);
+        assert_eq!([1, 2, 3, 4].map(|place| amounts.pages(place)), [7, 8, 9, 10]);
+        assert_eq!(Amounts::new(0, 0).free_place, 1);
+    }
+}
+
+#[cfg(test)]
+mod need_tests {
+    use super::*;
+    use crate::{
+        base::MIB,
+        suite::{CaseSettings, InProcess, SuiteFile, WithNeeds},
+    };
+
+    fn cases(text: &str, device: &str) -> Vec<Case> {
+        let settings = CaseSettings { device: device.parse().unwrap(), limit: None, seed: None, timeout: None };
+        SuiteFile::parse("t", "t.toml", &format!("question = 'how much?'\n[[group]]\n{text}"))
+            .unwrap()
+            .cases(&settings)
+            .unwrap()
+    }
+
+    fn record(case: &Case, is_wanted: bool) -> CaseRecord {
+        let runner = InProcess::default();
+        let with_needs = WithNeeds::new(&runner, None);
+        WithThresholds::new(&with_needs, &|_| is_wanted).run(case).record
+    }
+
+    #[test]
+    fn need_completes_and_a_step_less_does_not() {
+        let text = "workloads = ['checkerboard']\nstrategies = ['direct', 'caching', 'slab', 'bfc', 'async']\n\
+                    set = { rounds = 2 }\n";
+        for case in cases(text, "sim") {
+            let record = record(&case, true);
+            let (needed, bound) = (record.needed_bytes.unwrap(), record.live_peak_bytes.unwrap());
+            let step = (bound.div_ceil(2 * MIB) / STEPS_PER_BOUND).max(1) * 2 * MIB;
+            let completes = |bytes: u64| {
+                let label = CaseLabel { limit: Some(bytes), ..case.label.clone() };
+                InProcess::default().run(&Case { label, ..case.clone() }).record.status == Status::Completed
+            };
+            let id = case.label.case_id();
+            assert!(needed >= bound && needed.is_multiple_of(2 * MIB), "{id}: {needed}");
+            assert!(completes(needed) && (needed < bound + step || !completes(needed - step)), "{id}: {needed}");
+        }
+    }
+
+    #[test]
+    fn cache_that_is_given_back_is_appetite_and_not_need() {
+        let case = cases("workloads = ['adversary-ladder']\nstrategies = ['caching']\n", "sim").remove(0);
+        let record = record(&case, true);
+        assert!(record.need_ratio().unwrap() < 1.5 && record.appetite_ratio().unwrap() > 3.0, "{record:?}");
+    }
+
+    #[test]
+    fn need_is_empty_where_it_was_not_searched() {
+        let plain = "workloads = ['checkerboard']\nset = { rounds = 1 }\nstrategies = ['caching']\n";
+        assert_eq!(record(&cases(plain, "sim").remove(0), false).needed_bytes, None);
+        let limited = cases(&format!("{plain}limits = ['60GiB']\n"), "sim").remove(0);
+        let limited = record(&limited, true);
+        assert_eq!((limited.status, limited.needed_bytes), (Status::Completed, None));
+        let none = "workloads = ['checkerboard']\nset = { rounds = 1 }\nstrategies = ['null']\n";
+        assert_eq!(record(&cases(none, "sim").remove(0), true).needed_bytes, None, "it takes no memory");
     }
 }
 

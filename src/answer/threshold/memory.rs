@@ -220,6 +220,8 @@ pub(super) struct PlaceSearch<'a> {
     pub(super) tried: BTreeMap<u64, Probe>,
     /// Called with the places of each round before they are tried, and with the number of earlier tries.
     announce: &'a dyn Fn(&[u64], usize),
+    /// Into how many parts each round cuts what is left.
+    parts: u64,
 }
 
 impl<'a> PlaceSearch<'a> {
@@ -229,7 +231,12 @@ impl<'a> PlaceSearch<'a> {
         last: u64,
         announce: &'a dyn Fn(&[u64], usize),
     ) -> Self {
-        PlaceSearch { trial, jobs, last, tried: BTreeMap::new(), announce }
+        PlaceSearch { trial, jobs, last, tried: BTreeMap::new(), announce, parts: PARTS }
+    }
+
+    /// Tries one place at a time: the fewest trials, where nothing runs side by side.
+    pub(super) fn in_halves(self) -> Self {
+        PlaceSearch { parts: 2, ..self }
     }
 
     /// Whether the place fits.
@@ -257,6 +264,21 @@ impl<'a> PlaceSearch<'a> {
         Ok(found)
     }
 
+    /// The least place from 1 on that fits, in few trials. `free` is the place of what is held where nothing limits it,
+    /// which should fit; nothing around the found place is tried. `None` if the easiest place does not fit.
+    pub(super) fn least(&mut self, free: u64) -> Result<Option<u64>, ThresholdError> {
+        if self.fits(1)? {
+            return Ok(Some(1));
+        }
+        let mut found = if free > 1 { self.settle(1, free, 0)? } else { free };
+        // Some count a segment against the limit of which they then take a part only, and need a little more.
+        if !self.fits(found)? {
+            let fits = self.climb(found)?;
+            found = self.settle(found, fits, 0)?;
+        }
+        Ok(self.known_fit(found).then_some(found))
+    }
+
     /// The first place that fits, going up from one that fails in growing strides.
     pub(super) fn climb(&mut self, fails: u64) -> Result<u64, ThresholdError> {
         let mut stride = 1;
@@ -273,8 +295,8 @@ impl<'a> PlaceSearch<'a> {
     fn narrow(&mut self, mut fails: u64, mut fits: u64) -> Result<u64, ThresholdError> {
         while fits - fails > 1 {
             let span = fits - fails;
-            let cut = |part: u64| fails + (u128::from(span) * u128::from(part) / u128::from(PARTS)) as u64;
-            let places: Vec<u64> = (1..PARTS).map(cut).filter(|&place| place > fails && place < fits).collect();
+            let cut = |part: u64| fails + (u128::from(span) * u128::from(part) / u128::from(self.parts)) as u64;
+            let places: Vec<u64> = (1..self.parts).map(cut).filter(|&place| place > fails && place < fits).collect();
             let places = if places.is_empty() { vec![fails + 1] } else { places };
             self.try_all(&places)?;
             fails = places.iter().copied().filter(|&place| !self.known_fit(place)).max().unwrap_or(fails);
@@ -283,7 +305,7 @@ impl<'a> PlaceSearch<'a> {
         Ok(fits)
     }
 
-    fn known_fit(&self, place: u64) -> bool {
+    pub(super) fn known_fit(&self, place: u64) -> bool {
         self.tried.get(&place).is_some_and(|probe| probe.fits)
     }
 
@@ -457,6 +479,18 @@ mod search_tests {
         let mut announced = announced.into_inner();
         announced.sort_unstable();
         assert_eq!((found, announced), (700, tried));
+    }
+
+    #[test]
+    fn least_place_takes_few_trials() {
+        for (edge, free) in [(1, 1), (1, 90), (2, 90), (40, 90), (90, 90), (93, 90), (3, 2)] {
+            let trial = |place| Ok(probe(place >= edge));
+            let mut search = PlaceSearch::new(&trial, 1, 1000, &|_, _| ()).in_halves();
+            assert_eq!(search.least(free).unwrap(), Some(edge), "{edge} {free}");
+            assert!(search.tried.len() <= 13, "{edge} {free}: {:?}", search.tried.keys());
+        }
+        let trial = |_| Ok(probe(false));
+        assert_eq!(PlaceSearch::new(&trial, 1, 1000, &|_, _| ()).in_halves().least(90).unwrap(), None);
     }
 
     #[test]

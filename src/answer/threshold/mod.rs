@@ -16,7 +16,7 @@ mod case;
 mod largest;
 mod memory;
 
-pub use case::{case_threshold, failed_threshold};
+pub use case::{WithThresholds, case_threshold, failed_threshold};
 pub use largest::{LargestQuestion, failed_largest, largest};
 pub use memory::{Threshold, ThresholdQuestion, threshold};
 pub(in crate::answer) use memory::{live_peak, overhead};

@@ -19,7 +19,7 @@ use super::{
     output, progress, techniques, threshold,
 };
 use crate::{
-    answer::threshold::{ThresholdDetail, ThresholdStatus},
+    answer::threshold::{ThresholdDetail, ThresholdStatus, WithThresholds},
     base::text_path,
     device::{DeviceFleet, DeviceSpec},
     measure::{CaseRecord, Status},
@@ -71,11 +71,14 @@ pub fn run(args: Args) -> CommandResult {
         |case: &Case| suites.iter().any(|suite| suite.name == case.label.suite && suite.kind == SuiteKind::Threshold);
     let (searched, measured) = std::mem::take(&mut run.cases).into_iter().partition(asks_for_threshold);
     let with_needs = WithNeeds::new(&runner, args.needs.pack_within());
+    let is_searched =
+        |case: &Case| suites.iter().any(|suite| suite.name == case.label.suite && args.searches_need(suite));
+    let with_thresholds = WithThresholds::new(&with_needs, &is_searched);
     let timer: &dyn CaseRunner = match args.workers.isolate {
         Isolation::Never => &runner.here,
         Isolation::Auto | Isolation::Always => &runner.worker,
     };
-    run_cases(&args, &run, measured, Runners { figures: &with_needs, times: timer }, &stop)?;
+    run_cases(&args, &run, measured, Runners { figures: &with_thresholds, times: timer }, &stop)?;
     let thresholds = match searched {
         none if none.is_empty() => None,
         searched => Some(threshold::run_cases(&searched, &run.folder, &runner, args.jobs(), &stop)?),

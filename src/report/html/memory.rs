@@ -49,18 +49,19 @@ pub(super) fn timeline(
     })
 }
 
-/// Device memory use of a case for which it is known.
-fn used(record: &CaseRecord) -> u64 {
-    record.peak_device_used_bytes.unwrap_or(0)
+/// What a case of a group is compared by, where that is known.
+fn compared(group: &CaseGroup<'_>, record: &CaseRecord) -> u64 {
+    group.compared_bytes(record).unwrap_or(0)
 }
 
 /// The main result of a chart.
 fn sentence(group: &CaseGroup<'_>) -> String {
     match (least(group), most(group)) {
         (Some(low), Some(high)) if low.strategy != high.strategy => {
-            let ratio = used(high) as f64 / used(low).max(1) as f64;
+            let (low_bytes, high_bytes) = (compared(group, low), compared(group, high));
+            let ratio = high_bytes as f64 / low_bytes.max(1) as f64;
             if ratio < ABOUT_THE_SAME {
-                return format!("All need about the same, {}.", Bytes(used(low)));
+                return format!("All need about the same, {}.", Bytes(low_bytes));
             }
             let how_much = if ratio >= 1.995 {
                 format!("{ratio:.1} times as much")
@@ -70,9 +71,9 @@ fn sentence(group: &CaseGroup<'_>) -> String {
             format!(
                 "{} needs the least, {}; {} needs {how_much}, {}.",
                 code(&low.strategy),
-                Bytes(used(low)),
+                Bytes(low_bytes),
                 code(&high.strategy),
-                Bytes(used(high))
+                Bytes(high_bytes)
             )
         }
         _ => String::new(),
@@ -110,7 +111,7 @@ pub(super) fn section(
 fn finding(context: &PageContext<'_>) -> String {
     let spread = |group: &CaseGroup<'_>| -> Option<f64> {
         let (low, high) = (least(group)?, most(group)?);
-        Some(used(high) as f64 / used(low).max(1) as f64)
+        Some(compared(group, high) as f64 / compared(group, low).max(1) as f64)
     };
     let widest = context.titled().filter_map(|(group, title)| Some((spread(group)?, title)));
     match widest.max_by(|a, b| a.0.total_cmp(&b.0)) {
@@ -142,7 +143,8 @@ fn as_table(context: &PageContext<'_>, group: &CaseGroup<'_>, title: &str) -> St
 /// Every case, with the least memory of its workload marked.
 fn results(context: &PageContext<'_>, sparks: &[(String, Vec<u64>)]) -> String {
     let rows: Vec<CaseRow<'_>> = context.rows().collect();
-    let least: Vec<Option<u64>> = context.groups.iter().map(CaseGroup::least_used).collect();
+    let least: Vec<Option<u64>> = context.groups.iter().map(CaseGroup::least_bytes).collect();
+    let is_by_need: Vec<bool> = context.groups.iter().map(CaseGroup::is_by_need).collect();
     let lines: HashMap<&str, &Vec<u64>> = sparks.iter().map(|(id, line)| (id.as_str(), line)).collect();
     let spark = |record: &CaseRecord| lines.get(record.case_id.as_str()).copied();
     let highest_of = |group: &CaseGroup<'_>| {
@@ -150,11 +152,10 @@ fn results(context: &PageContext<'_>, sparks: &[(String, Vec<u64>)]) -> String {
         highest.unwrap_or(0)
     };
     let highest: Vec<u64> = context.groups.iter().map(highest_of).collect();
-    let used = |row: &CaseRow<'_>| {
-        let least = least[row.group];
-        let used = row.record.peak_device_used_bytes;
-        let is_best = is_contender(row.record) && least.is_some() && least == used;
-        Cell::bytes(used).with_class(if is_best { "number best" } else { "number" })
+    // The least memory is marked in the column that it is compared by.
+    let memory = |row: &CaseRow<'_>, bytes: Option<u64>, is_compared: bool| {
+        let is_best = is_compared && is_contender(row.record) && bytes.is_some() && bytes == least[row.group];
+        Cell::bytes(bytes).with_class(if is_best { "number best" } else { "number" })
     };
     let line = |row: &CaseRow<'_>| {
         let line = spark(row.record).map_or_else(String::new, |line| spark_line(line, highest[row.group]));
@@ -162,16 +163,24 @@ fn results(context: &PageContext<'_>, sparks: &[(String, Vec<u64>)]) -> String {
     };
     // Cases that did not run have no figures.
     let measured = |row: &CaseRow<'_>, cell: Cell| if row.record.clock.is_some() { cell } else { Cell::empty() };
-    let table = context
-        .case_table(&rows)
-        .words("outcome", "status", |row| outcome(row.record))
+    let table = context.case_table(&rows).words("outcome", "status", |row| outcome(row.record));
+    let table = match rows.iter().any(|row| row.record.needed_bytes.is_some()) {
+        true => table
+            .numbers("needed", "needed_bytes", |row| memory(row, row.record.needed_bytes, is_by_need[row.group]))
+            .numbers("need over bound", "need_ratio", |row| Cell::decimal(row.record.need_ratio(), 3))
+            .numbers("appetite over bound", "appetite_ratio", |row| Cell::decimal(row.record.appetite_ratio(), 3)),
+        false => table,
+    };
+    let table = table
         .numbers("peak allocated", "peak_allocated_bytes", |row| {
             measured(row, Cell::bytes(row.record.peak_allocated_bytes))
         })
         .numbers("peak reserved", "peak_reserved_bytes", |row| {
             measured(row, Cell::bytes(row.record.peak_reserved_bytes))
         })
-        .numbers("device used", "peak_device_used_bytes", used)
+        .numbers("device used", "peak_device_used_bytes", |row| {
+            memory(row, row.record.peak_device_used_bytes, !is_by_need[row.group])
+        })
         .numbers("fragmen&shy;tation", "fragmentation_share", |row| {
             measured(row, Cell::percent(row.record.fragmentation_share))
         })

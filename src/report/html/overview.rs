@@ -12,6 +12,7 @@ use crate::{
     base::{Bytes, Nanos},
     measure::CaseRecord,
     report::scenario::CaseGroup,
+    strategy::StrategySpec,
 };
 
 /// More names are counted, not listed.
@@ -34,7 +35,7 @@ pub(super) fn overview(context: &PageContext<'_>) -> PageSection {
     if !context.groups.is_empty() {
         body.push_str(&winners(context));
         body.push_str(
-            "<p class=\"note\">Device used: as shown by <code>nvidia-smi</code>, with whole pages, the driver's context and \
+            "<p class=\"note\">Needed: the least memory in which the case completes. Device used: as shown by <code>nvidia-smi</code>, with whole pages, the driver's context and \
              libraries. Live: the peak of live bytes, the lower bound for every allocator.</p>\n",
         );
     }
@@ -118,7 +119,9 @@ fn least_memory(context: &PageContext<'_>) -> Option<Card> {
 fn lost(context: &PageContext<'_>) -> Option<Card> {
     let peaks = |record: &CaseRecord| record.peak_reserved_bytes.zip(record.peak_allocated_bytes);
     let unused = |record: &CaseRecord| peaks(record).map_or(0, |(reserved, used)| reserved.saturating_sub(used));
-    let worst = context.rows().max_by_key(|row| unused(row.record)).filter(|row| unused(row.record) > 0)?;
+    // A strategy that takes a fixed part of the device is not compared.
+    let rows = context.rows().filter(|row| !StrategySpec::from(row.record.strategy.as_str()).takes_fixed_part());
+    let worst = rows.max_by_key(|row| unused(row.record)).filter(|row| unused(row.record) > 0)?;
     let (worst, title) = (worst.record, worst.title);
     let (reserved, allocated) = peaks(worst)?;
     let share = worst.fragmentation_share.unwrap_or(0.0) * 100.0;
@@ -209,7 +212,13 @@ fn winners(context: &PageContext<'_>) -> String {
         Some(record) => context.strategy(&record.strategy),
         None => Cell::html("<span class=\"none\">no comparison</span>".to_owned(), ""),
     };
-    let used = |record: Option<&CaseRecord>| Cell::bytes(record.and_then(|record| record.peak_device_used_bytes));
+    let memory = |group: &CaseGroup<'_>, record: Option<&CaseRecord>| {
+        Cell::bytes(record.and_then(|record| group.compared_bytes(record)))
+    };
+    let heading = match context.groups.iter().all(CaseGroup::is_by_need) {
+        true => "needed",
+        false => "device used",
+    };
     let highest = |group: &CaseGroup<'_>| {
         let low = least(group)?.strategy.clone();
         most(group).filter(|high| high.strategy != low).map(|high| high.strategy.clone())
@@ -236,13 +245,11 @@ fn winners(context: &PageContext<'_>) -> String {
         .words("workload", "workload", |(_, title)| Cell::name(title))
         .numbers("live", "live_peak_bytes", |(group, _)| Cell::bytes(bound(group)))
         .words("needs the least", "strategy", |(group, _)| named(least(group)))
-        .numbers("device used", "peak_device_used_bytes", |(group, _)| used(least(group)))
+        .numbers(heading, "least_bytes", |(group, _)| memory(group, least(group)))
         .words("needs the most", "most", |(group, _)| {
             highest(group).map_or_else(no_comparison, |strategy| context.strategy(&strategy))
         })
-        .numbers("device used", "most_device_used_bytes", |(group, _)| {
-            used(most(group).filter(|_| least(group).is_some()))
-        })
+        .numbers(heading, "most_bytes", |(group, _)| memory(group, most(group).filter(|_| least(group).is_some())))
         .words("least driver time", "fastest", |(group, _)| quickest(group))
         .words("out of memory", "status", |(group, _)| failed(group));
     table.html("The least memory, by workload", no_case)

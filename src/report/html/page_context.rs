@@ -11,7 +11,7 @@ use super::{
     super::{
         Environment, ReportError, StoredRun, folder,
         render::{Places, distinct},
-        scenario::{CaseGroup, groups, is_contender, titles},
+        scenario::{CaseGroup, groups, titles},
     },
     element::{Cell, HtmlTable, breakable},
 };
@@ -223,29 +223,26 @@ impl CaseRow<'_> {
     }
 }
 
-/// The case with the lowest device memory use, among at least two.
+/// The case that needs the least memory ([`CaseGroup::compared_bytes`]), among at least two; among equals the one with the
+/// least driver time.
 pub(super) fn least<'a>(group: &CaseGroup<'a>) -> Option<&'a CaseRecord> {
-    group.least_used()?;
-    known_use(group).min_by_key(|record| record.peak_device_used_bytes)
+    group.least_bytes()?;
+    known_memory(group).min_by_key(|record| (group.compared_bytes(record), record.driver_ns))
 }
 
-/// The case with the highest device memory use.
+/// The case that needs the most memory.
 pub(super) fn most<'a>(group: &CaseGroup<'a>) -> Option<&'a CaseRecord> {
-    known_use(group).max_by_key(|record| record.peak_device_used_bytes)
+    known_memory(group).max_by_key(|record| group.compared_bytes(record))
 }
 
-/// The contenders of a group whose device memory use is known.
-fn known_use<'a>(group: &CaseGroup<'a>) -> impl Iterator<Item = &'a CaseRecord> {
-    contenders(group).filter(|record| record.peak_device_used_bytes.is_some())
+/// The contenders of a group whose memory is known.
+fn known_memory<'a>(group: &CaseGroup<'a>) -> impl Iterator<Item = &'a CaseRecord> {
+    group.contenders().filter(|record| group.compared_bytes(record).is_some())
 }
 
 /// The case with the least driver time, among at least two.
 pub(super) fn fastest<'a>(group: &CaseGroup<'a>) -> Option<&'a CaseRecord> {
-    if contenders(group).count() < 2 { None } else { contenders(group).min_by_key(|record| record.driver_ns) }
-}
-
-fn contenders<'a>(group: &CaseGroup<'a>) -> impl Iterator<Item = &'a CaseRecord> {
-    group.records.iter().copied().filter(|record| is_contender(record))
+    if group.contenders().count() < 2 { None } else { group.contenders().min_by_key(|record| record.driver_ns) }
 }
 
 /// The cases that ran out of memory.
@@ -291,10 +288,8 @@ pub(super) fn drawn(groups: &[CaseGroup<'_>], wanted: &[String]) -> BTreeSet<Str
 /// The measured cases of a group, the most interesting last.
 fn by_interest<'a>(group: &CaseGroup<'a>) -> Vec<&'a CaseRecord> {
     let measured = || group.records.iter().copied().filter(|record| record.clock.is_some());
-    let best = measured()
-        .filter(|record| is_contender(record) && record.peak_device_used_bytes.is_some())
-        .min_by_key(|record| record.peak_device_used_bytes);
-    let worst = measured().max_by_key(|record| record.peak_reserved_bytes);
+    let best = known_memory(group).min_by_key(|record| group.compared_bytes(record));
+    let worst = group.contenders().max_by_key(|record| record.peak_reserved_bytes);
     let is = |one: Option<&CaseRecord>, record: &CaseRecord| one.is_some_and(|one| std::ptr::eq(one, record));
     let mut records: Vec<&CaseRecord> = measured().collect();
     // The sort is stable and the list is read from the back, so the first of equals must come last.

@@ -52,6 +52,28 @@ impl StrategySpec {
         self.name == caching::ENTRY.name
     }
 
+    /// Whether it takes a fixed part of the device or of its limit at the first request. What it reserves then says nothing
+    /// about the program.
+    ///
+    /// ```
+    /// use oomph_alloc::strategy::StrategySpec;
+    /// let is_fixed = |text: &str| StrategySpec::from(text).takes_fixed_part();
+    /// assert!(is_fixed("arena") && is_fixed("bfc") && is_fixed("pool:initial:50%") && is_fixed("address:arena"));
+    /// assert!(!is_fixed("caching") && !is_fixed("bfc:allow_growth:True") && !is_fixed("pool:initial:4MiB"));
+    /// ```
+    #[must_use]
+    pub fn takes_fixed_part(&self) -> bool {
+        let is_share = |part: &str| part.trim().starts_with("initial:") && part.trim().ends_with('%');
+        match &*self.name {
+            name if name == wrap::addressed::ENTRY.name => {
+                StrategySpec::from(self.parameters.as_str()).takes_fixed_part()
+            }
+            name if name == rmm::arena::ENTRY.name => true,
+            name if name == bfc::ENTRY.name => !self.parts().any(|part| part.trim() == "allow_growth:True"),
+            _ => self.parts().any(is_share),
+        }
+    }
+
     /// Whether there is such a strategy and it takes these parameters, which does not depend on the
     /// device.
     pub fn check(&self) -> Result<(), SpecError> {

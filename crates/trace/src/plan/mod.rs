@@ -25,7 +25,7 @@
 
 use serde::Serialize;
 
-use crate::{Op, Source, TraceError, for_each_checked_event};
+use crate::{Op, Source, TraceError, TracedBlock, for_each_checked_event};
 use oomph_base::{packing::peak_live_bytes, round_up};
 
 mod exact;
@@ -64,25 +64,69 @@ impl MemoryBound {
     /// # Ok::<(), oomph_trace::plan::PlanError>(())
     /// ```
     pub fn of(source: &dyn Source, grain: u64) -> Result<MemoryBound, PlanError> {
-        let (mut requested, mut rounded) = (0_u64, 0_u64);
-        let mut bound = MemoryBound::default();
+        let mut counter = BoundCounter::new(grain);
         for_each_checked_event(source, |event, block, _| {
-            match (event.op, block) {
-                (Op::Alloc { bytes, .. }, _) => {
-                    requested = requested.saturating_add(bytes);
-                    rounded = rounded.saturating_add(round_up(bytes, grain));
-                    bound.requested_bytes = bound.requested_bytes.max(requested);
-                    bound.rounded_bytes = bound.rounded_bytes.max(rounded);
-                }
-                (Op::Free { .. }, Some(block)) => {
-                    requested = requested.saturating_sub(block.bytes);
-                    rounded = rounded.saturating_sub(round_up(block.bytes, grain));
-                }
-                _ => {}
-            }
+            counter.count(&event.op, block);
             Ok::<(), PlanError>(())
         })?;
-        Ok(bound)
+        Ok(counter.bound)
+    }
+}
+
+/// Finds the bound event by event.
+struct BoundCounter {
+    grain: u64,
+    requested: u64,
+    rounded: u64,
+    bound: MemoryBound,
+}
+
+impl BoundCounter {
+    fn new(grain: u64) -> BoundCounter {
+        BoundCounter { grain, requested: 0, rounded: 0, bound: MemoryBound::default() }
+    }
+
+    fn count(&mut self, op: &Op, block: Option<TracedBlock>) {
+        match (*op, block) {
+            (Op::Alloc { bytes, .. }, _) => {
+                self.requested = self.requested.saturating_add(bytes);
+                self.rounded = self.rounded.saturating_add(round_up(bytes, self.grain));
+                self.bound.requested_bytes = self.bound.requested_bytes.max(self.requested);
+                self.bound.rounded_bytes = self.bound.rounded_bytes.max(self.rounded);
+            }
+            (Op::Free { .. }, Some(block)) => {
+                self.requested = self.requested.saturating_sub(block.bytes);
+                self.rounded = self.rounded.saturating_sub(round_up(block.bytes, self.grain));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// A hash of what an allocator is asked to do: requests, frees, streams, pools and synchronization, in order. Names, call
+/// sites, marks, times and host memory do not count, so two recordings of one program have the same hash where it made
+/// the same requests.
+struct RequestHash(u64);
+
+impl RequestHash {
+    fn count(&mut self, op: &Op, block: Option<TracedBlock>) {
+        let number = block.map_or(0, |block| block.number);
+        let words = match *op {
+            Op::Alloc { bytes, stream, .. } => [bytes, u64::from(stream.0), 0],
+            Op::Free { stream, .. } | Op::Use { stream, .. } => [number, u64::from(stream.0), 0],
+            Op::EventRecord { event, stream } | Op::EventWait { event, stream } => [event.into(), stream.0.into(), 0],
+            Op::StreamSync { stream } | Op::Work { stream, .. } | Op::Collective { stream, .. } => {
+                [stream.0.into(), 0, 0]
+            }
+            Op::DeviceSync | Op::EmptyCache => [0; 3],
+            Op::UsePool { pool } => [pool.0, pool.1, 0],
+            Op::ReleasePool { pool, trims } => [pool.0, pool.1, trims.into()],
+            Op::Mark { .. } | Op::HostAlloc { .. } | Op::HostFree { .. } | Op::Idle { .. } => return,
+        };
+        for word in [op.kind() as u64].into_iter().chain(words) {
+            // A multiplication carries upwards only; the rotation brings high bits down.
+            self.0 = (self.0.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        }
     }
 }
 
@@ -176,17 +220,24 @@ pub struct MemoryNeeds {
     pub bound: MemoryBound,
     /// The height of the best layout, if one was computed.
     pub packed_bytes: Option<u64>,
+    /// A hash of what an allocator is asked to do. Sources with the same requests have the same hash.
+    pub requests_hash: u64,
 }
 
 impl MemoryNeeds {
     /// Reads a source for the bound and, with a budget, again for a layout. Requests are rounded up to [`GRAIN`].
     pub fn of(source: &dyn Source, pack_within: Option<PackingBudget>) -> Result<MemoryNeeds, PlanError> {
-        let bound = MemoryBound::of(source, GRAIN)?;
+        let (mut bound, mut hash) = (BoundCounter::new(GRAIN), RequestHash(0));
+        for_each_checked_event(source, |event, block, _| {
+            bound.count(&event.op, block);
+            hash.count(&event.op, block);
+            Ok::<(), PlanError>(())
+        })?;
         let packed_bytes = match pack_within {
             Some(budget) => Some(pack(&Lifetimes::read(source, GRAIN)?, budget).height_bytes),
             None => None,
         };
-        Ok(MemoryNeeds { bound, packed_bytes })
+        Ok(MemoryNeeds { bound: bound.bound, packed_bytes, requests_hash: hash.0 })
     }
 }
 
@@ -220,6 +271,41 @@ mod bound_tests {
             prop_assert_eq!(bound.requested_bytes, check(&trace).unwrap().peak.bytes);
             prop_assert!(bound.rounded_bytes >= bound.requested_bytes || bound.requested_bytes > u64::MAX - 512);
         }
+    }
+}
+
+#[cfg(test)]
+mod hash_tests {
+    use super::*;
+    use crate::{MarkKind, TraceBuilder};
+    use oomph_base::{StreamId, TagId};
+
+    fn hash(build: impl Fn(&mut TraceBuilder)) -> u64 {
+        let mut builder = TraceBuilder::new();
+        build(&mut builder);
+        MemoryNeeds::of(&builder.finish("hashed"), None).unwrap().requests_hash
+    }
+
+    #[test]
+    fn hash_is_of_what_an_allocator_sees() {
+        let pair = |is_first_freed: bool, label: &str| {
+            hash(|builder| {
+                let one = builder.alloc(512, StreamId::DEFAULT, TagId(0));
+                let other = builder.alloc(512, StreamId::DEFAULT, TagId(0));
+                builder.mark(MarkKind::Phase, label, 0);
+                builder.free(if is_first_freed { one } else { other });
+            })
+        };
+        assert_eq!(pair(true, "forward"), pair(true, "backward"), "names do not count");
+        assert_ne!(pair(true, "forward"), pair(false, "forward"), "another block is freed");
+        let one = |bytes: u64, is_on_side: bool| {
+            hash(|builder| {
+                let side = builder.new_stream().unwrap();
+                builder.alloc(bytes, if is_on_side { side } else { StreamId::DEFAULT }, TagId(0));
+            })
+        };
+        assert_ne!(one(512, false), one(513, false));
+        assert_ne!(one(512, false), one(512, true));
     }
 }
 

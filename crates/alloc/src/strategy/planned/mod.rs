@@ -11,6 +11,10 @@
 //! Steps are known only by [`Control::StepBegins`]. A source without step marks, or with fewer than
 //! three from the profiled step on, gets only the fallback.
 //!
+//! A region is one allocation and goes back as a whole. While a block is left in it, its free ranges
+//! serve what the fallback cannot, so that a plan that is given up does not keep memory from the
+//! program.
+//!
 //! STAlloc, the model, profiles a separate run and plans before the next. Here the profiled step
 //! and the plan belong to the same run, so the peak includes both. `peak_reserved_since_plan_bytes`
 //! among the details is what the planned steps alone need.
@@ -165,6 +169,8 @@ struct PlannedCounts {
     place_taken: u64,
     /// Regions that the device refused.
     regions_refused: u64,
+    /// Requests served by free ranges of regions because nothing else was left.
+    in_regions: u64,
     peak_reserved_since_plan: u64,
 }
 
@@ -210,13 +216,37 @@ impl PlannedStrategy {
             self.progress.deviate();
             return None;
         }
+        let birth = self.record_alloc(shape);
+        self.counts.as_planned += 1;
+        self.place(request, shape, (number, offset), birth)
+    }
+
+    /// Serves a request that no other memory could serve from a free range of a region: a plan that is given up may leave
+    /// blocks in a region, which then cannot go back.
+    fn alloc_in_region(&mut self, request: &Request) -> Option<Block> {
+        let shape = (request.stream, round_up(request.bytes, QUANTUM));
+        let (number, offset) = (0..).zip(&self.regions).find_map(|(number, region)| {
+            let region = region.as_ref().filter(|region| region.stream == request.stream && self.open_pools == 0)?;
+            Some((number, region.first_free(&self.blocks, shape.1)?))
+        })?;
+        self.counts.in_regions += 1;
+        self.place(request, shape, (number, offset), BlockBirth::UNKNOWN)
+    }
+
+    /// Puts a block at the offset of a region, which must be free.
+    fn place(
+        &mut self,
+        request: &Request,
+        (stream, size): RequestShape,
+        (number, offset): (u32, u64),
+        birth: BlockBirth,
+    ) -> Option<Block> {
+        let region = self.regions.get_mut(number as usize)?.as_mut()?;
         let piece = MemoryPiece::new(region.address.offset(offset).0, size, stream);
         let slot = self.blocks.insert(MemoryPiece { region: number, ..piece });
         region.blocks.insert(offset, slot);
-        let birth = self.record_alloc(shape);
         write_birth(&mut self.planned_births, slot, birth);
         self.own.on_alloc(request.bytes, size);
-        self.counts.as_planned += 1;
         let block = self.blocks.occupy(slot, request.bytes);
         Some(Block { slot: slot | PLANNED, ..block })
     }
@@ -225,7 +255,8 @@ impl PlannedStrategy {
         self.profile.as_mut().map_or(BlockBirth::UNKNOWN, |profile| profile.record_alloc(shape))
     }
 
-    /// Serves a request from the fallback; if it fails, after empty regions were given back.
+    /// Serves a request from the fallback; if it fails, after empty regions were given back; if that fails too, from a free
+    /// range of a region.
     fn alloc_from_fallback(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
         self.retire_regions(cx)?;
         let mut attempt = self.try_fallback(cx, request)?;
@@ -243,6 +274,9 @@ impl PlannedStrategy {
         if let Attempt::OutOfMemory(shortage) = attempt
             && shortage.refused_by != Refusal::Size
         {
+            if let Some(block) = self.alloc_in_region(request) {
+                return Ok(Attempt::Served(block, Outcome::Split));
+            }
             return Ok(cx.out_of_memory(&mut self.own, request.stream, shortage));
         }
         Ok(attempt)
@@ -329,7 +363,9 @@ impl Strategy for PlannedStrategy {
             Some(block) => Attempt::Served(block, Outcome::Hit),
             None => self.alloc_from_fallback(cx, request)?,
         };
-        if let (Attempt::Served(block, _), None) = (attempt, served) {
+        if let (Attempt::Served(block, _), None) = (attempt, served)
+            && block.slot & PLANNED == 0
+        {
             let birth = if plannable { self.record_alloc(shape) } else { BlockBirth::UNKNOWN };
             write_birth(&mut self.fallback_births, block.slot, birth);
         }
@@ -447,6 +483,7 @@ impl Strategy for PlannedStrategy {
             ("unforeseen_requests", counts.unforeseen),
             ("places_still_taken", counts.place_taken),
             ("regions_refused", counts.regions_refused),
+            ("served_in_free_ranges", counts.in_regions),
             ("region_bytes", self.own.current.reserved),
             ("peak_reserved_since_plan_bytes", counts.peak_reserved_since_plan),
         ]

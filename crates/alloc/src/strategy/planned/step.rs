@@ -34,6 +34,18 @@ impl PlannedRegion {
         end <= self.bytes && before.is_none_or(|(&start, &slot)| start + pieces[slot].size <= offset)
     }
 
+    /// The first free range of this size.
+    pub(super) fn first_free(&self, pieces: &PieceTable, size: u64) -> Option<u64> {
+        let mut end = 0;
+        for (&offset, &slot) in &self.blocks {
+            if offset - end >= size {
+                return Some(end);
+            }
+            end = offset + pieces[slot].size;
+        }
+        (self.bytes - end >= size).then_some(end)
+    }
+
     pub(super) fn view(&self, pieces: &PieceTable) -> SegmentView {
         let mut blocks = Vec::new();
         let mut end = 0;
@@ -272,6 +284,8 @@ mod tests {
         assert_eq!(answers, [true, false, false, true, false, false, true]);
         let sizes: Vec<u64> = region.view(&pieces).blocks.iter().map(|block| block.size).collect();
         assert_eq!(sizes, [20, 30, 50]);
+        let found = [20, 21, 50, 51].map(|size| region.first_free(&pieces, size));
+        assert_eq!(found, [Some(0), Some(50), Some(50), None]);
         region.blocks.clear();
         assert!(region.blocks.is_empty() && region.is_free(&pieces, 0, 100));
     }

@@ -157,6 +157,21 @@ fn a_changed_program_gets_a_new_plan() {
 }
 
 #[test]
+fn a_block_in_a_region_does_not_keep_the_rest_of_it_from_the_program() {
+    let mut bench = PlannedBench::new("");
+    let mut gradient = None;
+    for _ in 0..8 {
+        bench.train(&mut gradient);
+    }
+    assert!(bench.count("region_bytes") > 0 && bench.count("served_in_free_ranges") == 0);
+    // Another program, while the gradient is left in the region: it needs all of the device but the gradient.
+    bench.next_step();
+    let blocks: Vec<Block> = (0..96).map(|_| bench.alloc(10)).collect();
+    assert!(bench.count("served_in_free_ranges") > 0);
+    blocks.into_iter().chain(gradient).for_each(|block| bench.free(block));
+}
+
+#[test]
 fn without_step_marks_it_is_its_fallback() {
     let script = crate::strategy::conformance::mixed_script(7, 400, 30 * MIB, true);
     let script: Vec<ProgramStep> = script.into_iter().filter(|step| *step != ProgramStep::NextStep).collect();
