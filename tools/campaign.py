@@ -130,7 +130,7 @@ def run(step, folder, seconds, facts, record):
     took = time.monotonic() - begun
     # A suite with cases that run out of memory, and claims that are refuted, end with codes below 100.
     done = 0 <= code < 100
-    shown = [str(part) for part in arguments]
+    shown = ["oomph" if part == arguments[0] else part.replace(f"{folder}/", "") for part in arguments]
     record.add(step=step.name, command=shown, started=started, seconds=round(took, 1), code=code, done=done, **facts)
     print(f"{step.name:32} {'done' if done else 'not done':9} {took:7.1f} s, exit code {code}", flush=True)
     return done
