@@ -140,6 +140,13 @@ impl CostTable {
         Ok(CostTable { curves })
     }
 
+    /// The same table without costs of first calls.
+    #[must_use]
+    pub fn without_first_calls(mut self) -> CostTable {
+        self.curves[CostCondition::FirstCall as usize].iter_mut().for_each(Vec::clear);
+        self
+    }
+
     /// The cost of a usual call. Zero for a kind without a measured or nominal cost.
     #[must_use]
     pub fn cost(&self, kind: CallKind, bytes: u64) -> Nanos {

@@ -23,6 +23,8 @@ pub use costs::{Cost, CostCondition, CostTable, CostTableError};
 pub use profile::{Profile, ProfileFile, SimConfig, SimConfigError};
 pub use work_times::{ImpossibleTime, Rates, WorkTable, WorkTime};
 
+use std::sync::Arc;
+
 use self::{
     address_space::{PinnedSpace, SimAddressSpace, SimPlaces},
     clock::StreamClocks,
@@ -123,6 +125,14 @@ impl SimDevice {
         let page_bytes = self.props.page_bytes;
         let places = SimPlaces::of_recording(page_bytes, calls);
         SimDevice { address_space: SimAddressSpace::placing(places, page_bytes), ..self }
+    }
+
+    /// The same fresh device in a process that has made every call before: first calls cost as much as later ones. A
+    /// program that runs twice on it takes the same time twice.
+    #[must_use]
+    pub fn without_first_calls(mut self) -> SimDevice {
+        self.profile.costs = Arc::new(CostTable::clone(&self.profile.costs).without_first_calls());
+        self
     }
 
     /// Notes a call and advances the clock by its cost. A failed call costs as much as the smallest
@@ -425,8 +435,13 @@ mod tests {
         device.free(address).unwrap();
         let costs = Profile::h200().costs;
         for call in [CallKind::MemAlloc, CallKind::MemFree] {
-            assert_eq!(device.ledger().of(call).time, costs.cost(call, 512));
+            let first = costs.cost_under(CostCondition::FirstCall, call, 0);
+            assert!(first > costs.cost(call, 512), "{call}");
+            assert_eq!(device.ledger().of(call).time, first);
         }
+        let mut used = super::SimDevice::new(SimConfig::default()).unwrap().without_first_calls();
+        used.alloc(512).unwrap();
+        assert_eq!(used.calls().time, costs.cost(CallKind::MemAlloc, 512));
         assert_eq!(device.now(), device.calls().time);
         device.elapse(Nanos(5));
         assert_eq!(device.now(), device.calls().time + Nanos(5));
