@@ -10,7 +10,7 @@
 Rules are in publish_rules.py, in three kinds:
   tables      a table between `<!-- table: NAME -->` and `<!-- end -->` is written by a function.
   sentences   a sentence of a file with `{NAME}` where a figure stands. Each name is a function with its source files.
-  allowed     numbers in the checked sections that are no measured figures, with the reason.
+  allowed     numbers in the checked sections that were not measured, with the reason.
 In a checked section every number must be in a table, be a figure of a sentence, or be allowed.
 """
 

@@ -448,7 +448,7 @@ def main():
     elif options.times:
         print_times()
     elif options.name not in known:
-        parser.error(f"'{options.name}' is no recording; --list shows them")
+        parser.error(f"no recording is named '{options.name}'; --list shows the names")
     else:
         changed = {option: getattr(options, option) for option in (*SIZE_OPTIONS, "steps") if getattr(options, option)}
         if options.techniques is not None:
