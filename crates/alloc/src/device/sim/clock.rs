@@ -35,6 +35,12 @@ impl StreamClock {
     fn new(handle: u64) -> StreamClock {
         StreamClock { handle, ready: Nanos::ZERO, queued: VecDeque::new() }
     }
+
+    fn drop_done(&mut self, now: Nanos) {
+        while self.queued.front().is_some_and(|&done| done <= now) {
+            self.queued.pop_front();
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -101,10 +107,9 @@ impl StreamClocks {
     /// that are not done.
     pub(super) fn queue_has_room(&mut self, stream: StreamId, most: usize) -> Result<Nanos, UnknownHandle> {
         let now = self.now;
-        let queued = &mut self.stream_mut(stream)?.queued;
-        while queued.front().is_some_and(|&done| done <= now) {
-            queued.pop_front();
-        }
+        let stream = self.stream_mut(stream)?;
+        stream.drop_done(now);
+        let queued = &stream.queued;
         Ok(queued.len().checked_sub(most).map_or(Nanos::ZERO, |place| queued[place]))
     }
 
@@ -112,6 +117,7 @@ impl StreamClocks {
     pub(super) fn run(&mut self, stream: StreamId, time: Nanos) -> Result<(), UnknownHandle> {
         let now = self.now;
         let stream = self.stream_mut(stream)?;
+        stream.drop_done(now);
         stream.ready = stream.ready.max(now) + time;
         stream.queued.push_back(stream.ready);
         Ok(())
