@@ -6,10 +6,10 @@
 //! `OOMPH_TORCH_BENCH` (built by `build_for_gpu.sh` in the same folder: over the real CUDA
 //! runtime). RMM needs a GPU; `OOMPH_RMM_BENCH` names its program (`tools/rmm-bench/build.sh`).
 //! `caching` runs twice: by handle, and by address under a lock, which is how PyTorch's allocator
-//! is called. All run in turns and the medians are compared, so that noise on the machine affects
-//! all of them equally. `OOMPH_PEER_TURNS` sets the number of turns, `OOMPH_PEER_CASES` the cases
-//! (`pairs` of one thread, or `threads`; unset: both), `OOMPH_BENCH_DEVICE` the device of
-//! `caching`.
+//! is called. All run in turns, so that noise on the machine affects all of them equally. The table has the median of each
+//! allocator and the ratio of each turn: its median, least and greatest. `OOMPH_PEER_TURNS` sets the number of turns,
+//! `OOMPH_PEER_CASES` the cases (`pairs` of one thread, or `threads`; unset: both), `OOMPH_BENCH_DEVICE` the device of
+//! `caching`. `OOMPH_PEER_CSV` names a file that gets one row per allocator, case and turn.
 
 #![expect(
     clippy::expect_used,
@@ -22,6 +22,7 @@ mod recipe;
 use std::{
     collections::BTreeMap,
     env,
+    fs::{self, OpenOptions},
     num::NonZeroU64,
     path::{Path, PathBuf},
     process::Command,
@@ -49,7 +50,7 @@ const THREADS: [(usize, &str); 5] =
 const THREAD_LIVE: usize = 100;
 const THREAD_PAIRS: usize = 50_000;
 
-/// Nanoseconds per pair by case.
+/// Nanoseconds per pair by case, one for each turn.
 type Times = BTreeMap<String, Vec<f64>>;
 
 /// An allocator of another project, timed by an external program.
@@ -65,6 +66,10 @@ fn main() {
         env::var_os("OOMPH_TORCH_BENCH").map_or_else(|| PathBuf::from("target/torch-oracle/bench"), PathBuf::from);
     let torch = Peer { name: "PyTorch", program: torch, argument: None };
     let rmm = env::var_os("OOMPH_RMM_BENCH").map(PathBuf::from);
+    // Rows of an earlier run would be taken for turns of this one.
+    if let Some(path) = env::var_os("OOMPH_PEER_CSV") {
+        drop(fs::remove_file(path));
+    }
     for (name, settings) in [("native", ""), ("expandable", "expandable_segments:True")] {
         let mut peers: Vec<Peer> = Vec::new();
         if torch.program.exists() {
@@ -78,7 +83,7 @@ fn main() {
         // RMM has no such settings: it is timed once, in the table of PyTorch's native settings.
         match &rmm {
             Some(program) if settings.is_empty() => {
-                for (name, resource) in [("RMM pool", "pool"), ("RMM arena", "arena")] {
+                for (name, resource) in [("RMM pool", "pool"), ("RMM arena", "arena"), ("RMM async", "async")] {
                     peers.push(Peer { name, program: program.clone(), argument: Some(resource) });
                 }
             }
@@ -95,9 +100,10 @@ fn main() {
 fn compare(name: &str, settings: &str, peers: &[Peer], turns: usize) {
     let mut theirs: Vec<Times> = peers.iter().map(|_| Times::new()).collect();
     let (mut address, mut handle) = (Times::new(), Times::new());
-    for _ in 0..turns {
+    for turn in 0..turns {
         for (peer, times) in peers.iter().zip(&mut theirs) {
             time_peer(peer, settings, times);
+            keep(name, peer.name, turn, times);
         }
         let spec = StrategySpec::from(format!("caching:{settings}").as_str());
         if asked_for("pairs") {
@@ -107,24 +113,53 @@ fn compare(name: &str, settings: &str, peers: &[Peer], turns: usize) {
         if asked_for("threads") {
             time_threads(settings, &mut address, &mut handle);
         }
+        keep(name, "address", turn, &address);
+        keep(name, "handle", turn, &handle);
     }
     let names = || peers.iter().map(|peer| peer.name);
     let times_heads: String = names().chain(["address", "handle"]).map(|name| format!(" {name:>12}")).collect();
-    let ratio_heads: String = names().map(|name| format!(" {:>12}", format!("x {name}"))).collect();
+    let ratio_heads: String = names().map(|name| format!(" {:>22}", format!("x {name}"))).collect();
     println!("{name:<12} {:<18}{times_heads}{ratio_heads}", "case");
     let hot_and_mix = HOT.iter().map(|(_, case)| *case).chain(MIX.iter().map(|(_, case)| *case));
     for case in hot_and_mix.chain(THREADS.iter().map(|(_, case)| *case)) {
-        let theirs: Vec<Option<f64>> = theirs.iter_mut().map(|times| median(times, case)).collect();
-        let Some(ours) = median(&mut address, case) else { continue };
-        let shown = |time: Option<f64>| format!(" {:>12}", time.map_or("-".to_owned(), |time| format!("{time:.1} ns")));
-        let times: String = theirs.iter().copied().chain([Some(ours), median(&mut handle, case)]).map(shown).collect();
+        let Some(ours) = address.get(case) else { continue };
+        let shown = |times: Option<&Vec<f64>>| {
+            format!(" {:>12}", times.map_or("-".to_owned(), |times| format!("{:.1} ns", quantile(times, 0.5))))
+        };
+        let all = theirs.iter().chain([&address, &handle]);
+        let times: String = all.map(|times| shown(times.get(case))).collect();
         let ratios: String = theirs
             .iter()
-            .map(|theirs| theirs.map_or("-".to_owned(), |theirs| format!("{:.1}", theirs / ours)))
-            .map(|ratio| format!(" {ratio:>12}"))
+            .map(|times| times.get(case).map_or("-".to_owned(), |theirs| ratio(theirs, ours)))
+            .map(|ratio| format!(" {ratio:>22}"))
             .collect();
         println!("{name:<12} {case:<18}{times}{ratios}");
     }
+}
+
+/// The ratio of each turn: median (least to greatest).
+fn ratio(theirs: &[f64], ours: &[f64]) -> String {
+    let ratios: Vec<f64> = theirs.iter().zip(ours).map(|(theirs, ours)| theirs / ours).collect();
+    let [low, middle, high] = [0.0, 0.5, 1.0].map(|share| quantile(&ratios, share));
+    format!("{middle:.1} ({low:.1} to {high:.1})")
+}
+
+/// Appends the times of a turn to the file named by `OOMPH_PEER_CSV`.
+fn keep(settings: &str, allocator: &str, turn: usize, times: &Times) {
+    let Some(path) = env::var_os("OOMPH_PEER_CSV") else { return };
+    let file = OpenOptions::new().create(true).append(true).open(path).expect("the file of OOMPH_PEER_CSV");
+    let is_new = file.metadata().expect("its length").len() == 0;
+    let mut rows = csv::Writer::from_writer(file);
+    if is_new {
+        rows.write_record(["settings", "allocator", "case", "turn", "ns_per_pair"]).expect("a writable file");
+    }
+    for (case, times) in times {
+        if let Some(time) = times.get(turn) {
+            let row = [settings, allocator, case, &turn.to_string(), &format!("{time:.2}")];
+            rows.write_record(row).expect("a writable file");
+        }
+    }
+    rows.flush().expect("a writable file");
 }
 
 fn asked_for(cases: &str) -> bool {
@@ -266,8 +301,9 @@ fn mix_in_threads<B: Copy>(threads: usize, alloc: impl Fn(u64) -> B + Sync, free
     })
 }
 
-fn median(times: &mut Times, case: &str) -> Option<f64> {
-    let times = times.get_mut(case)?;
+/// The value below which this share of the times lies.
+fn quantile(times: &[f64], share: f64) -> f64 {
+    let mut times = times.to_vec();
     times.sort_by(f64::total_cmp);
-    Some(times[times.len() / 2])
+    times[((times.len() - 1) as f64 * share).round() as usize]
 }

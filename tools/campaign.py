@@ -32,14 +32,20 @@ LEAST_SECONDS = 20
 MODELS = ["reference-gpt-163m", "reference-gpt-406m", "reference-gpt-1.4b", "resnet-50", "reference-gpt-13b"]
 
 
-class Step:
-    """One command. `resumes`: its output is a folder that `--resume` continues. `text`: what it prints is its result."""
+def filled(text, folder):
+    return text.replace("{folder}", str(folder))
 
-    def __init__(self, name, *command, resumes=False, text=False, needs=()):
+
+class Step:
+    """One command. `resumes`: its output is a folder that `--resume` continues. `text`: what it prints is its result.
+    `variables`: set in its environment. `needs`: variables of the environment without which it cannot run."""
+
+    def __init__(self, name, *command, resumes=False, text=False, variables=None, needs=()):
         self.name, self.command, self.resumes, self.text, self.needs = name, list(command), resumes, text, needs
+        self.variables = variables or {}
 
     def arguments(self, folder):
-        arguments = [part.replace("{folder}", str(folder)) for part in self.command]
+        arguments = [filled(part, folder) for part in self.command]
         if self.resumes:
             target = folder / self.name
             arguments += ["--resume" if (target / "plan.csv").exists() or any(target.glob("*.csv")) else "--output", str(target)]
@@ -58,7 +64,7 @@ def steps(oomph, device):
     def said(name, *arguments):
         return Step(name, oomph, *arguments, text=True)
 
-    recordings = sorted(str(path) for path in (ROOT / "workloads/recorded").glob("*.pickle.xz"))
+    recordings = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "workloads/recorded").glob("*.pickle.xz"))
     integrity = ["stress", "integrity", "--device", device, "--threads", "16", "--streams", "8"]
     yield Step("h200.toml", oomph, "doctor", "--calibrate", "{folder}/h200.toml", "--device", device, text=True)
     yield suite("quick")
@@ -77,7 +83,14 @@ def steps(oomph, device):
     yield said("soak.txt", "stress", "soak", "--device", device, "--stress-duration", "16s")
     yield said("adversary.txt", "stress", "adversary", "--device", device)
     peers = os.environ.get("OOMPH_PEERS", "")
-    yield Step("against_peers.txt", peers, text=True, needs=["OOMPH_PEERS", "OOMPH_TORCH_BENCH", "OOMPH_RMM_BENCH"])
+    for cases, turns in [("pairs", 5), ("threads", 3)]:
+        variables = {
+            "OOMPH_PEER_CASES": cases,
+            "OOMPH_PEER_TURNS": str(turns),
+            "OOMPH_PEER_CSV": f"{{folder}}/peers-{cases}.csv",
+        }
+        needs = ["OOMPH_PEERS", "OOMPH_TORCH_BENCH", "OOMPH_RMM_BENCH"]
+        yield Step(f"peers-{cases}.txt", peers, text=True, variables=variables, needs=needs)
 
 
 def gpu():
@@ -115,8 +128,9 @@ def run(step, folder, seconds, facts, record):
     begun = time.monotonic()
     started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     output = folder / step.name if step.text and not step.command[1:2] == ["doctor"] else log
+    environment = os.environ | {name: filled(value, folder.resolve()) for name, value in step.variables.items()}
     with open(output, "wb") as out, open(log, "ab") as errors:
-        program = subprocess.Popen(arguments, stdout=out, stderr=errors if out is not errors else subprocess.STDOUT, cwd=ROOT)
+        program = subprocess.Popen(arguments, stdout=out, stderr=errors, cwd=ROOT, env=environment)
         try:
             code = program.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -128,9 +142,11 @@ def run(step, folder, seconds, facts, record):
                 program.kill()
                 code = program.wait()
     took = time.monotonic() - begun
-    # A suite with cases that run out of memory, and claims that are refuted, end with codes below 100.
-    done = 0 <= code < 100
-    shown = ["oomph" if part == arguments[0] else part.replace(f"{folder}/", "") for part in arguments]
+    # A suite with cases that run out of memory, and claims that are refuted, end with codes below 100; a threshold that the
+    # GPU does not confirm with 100.
+    done = 0 <= code <= 100
+    shown = [f"{name}={value.replace('{folder}/', '')}" for name, value in step.variables.items()]
+    shown += [pathlib.Path(arguments[0]).name.split("-")[0]] + [part.replace(f"{folder}/", "") for part in arguments[1:]]
     record.add(step=step.name, command=shown, started=started, seconds=round(took, 1), code=code, done=done, **facts)
     print(f"{step.name:32} {'done' if done else 'not done':9} {took:7.1f} s, exit code {code}", flush=True)
     return done

@@ -7,6 +7,7 @@ import math
 import pathlib
 import re
 import statistics
+import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # The folders of the measurements. A new campaign has the same file names in a new folder.
@@ -392,6 +393,22 @@ figure("async.mean", ASYNC)(lambda: re.search(r"([\d.]+) % off on average", text
 figure("async.most", ASYNC)(lambda: re.search(r"at most -([\d.]+) %", text(ASYNC)).group(1))
 
 
+AGREEMENT_NOW, ASYNC_NOW = f"{CAMPAIGN}/agreement.csv", f"{CAMPAIGN}/agreement-async.csv"
+
+
+def off_now(file):
+    return [100 * abs(cell(row, "peak_reserved_difference_share") or 0) for row in rows(file)]
+
+
+figure("verify-now.events", AGREEMENT_NOW)(lambda: thousands(sum(int(row["events"]) for row in rows(AGREEMENT_NOW))))
+figure("verify-now.agreed", AGREEMENT_NOW)(lambda: thousands(sum(int(row["events_agreed"]) for row in rows(AGREEMENT_NOW))))
+figure("verify-now.cases", AGREEMENT_NOW)(lambda: len(rows(AGREEMENT_NOW)))
+figure("verify-now.same", AGREEMENT_NOW)(lambda: sum(one == 0 for one in off_now(AGREEMENT_NOW)))
+figure("verify-now.off", AGREEMENT_NOW)(lambda: at_most(max(off_now(AGREEMENT_NOW)), 2))
+figure("async-now.mean", ASYNC_NOW)(lambda: f"{statistics.mean(off_now(ASYNC_NOW)):.2f}")
+figure("async-now.most", ASYNC_NOW)(lambda: at_most(max(off_now(ASYNC_NOW)), 2))
+
+
 # Leaks and thresholds.
 
 LEAKS = f"{H200}/leaks/runs.csv"
@@ -421,14 +438,13 @@ def leaks_table():
     return markdown(["workload", "strategy", "step on the GPU:", "simulated:"], body)
 
 
-figure("thresholds.cases", THRESHOLDS)(lambda: sum(row["confirmed"] != "" for row in rows(THRESHOLDS)))
-figure("thresholds.confirmed", THRESHOLDS)(lambda: sum(row["confirmed"] == "true" for row in rows(THRESHOLDS)))
+def count_thresholds(file, confirmed):
+    return sum(row["confirmed"] in confirmed for row in rows(file))
 
 
-@table("thresholds")
-def thresholds_table():
+def thresholds_table(file):
     """The thresholds that are not confirmed, by strategy."""
-    wrong = [row for row in rows(THRESHOLDS) if row["confirmed"] == "false"]
+    wrong = [row for row in rows(file) if row["confirmed"] == "false"]
     body = []
     for name in {row["strategy"]: 0 for row in wrong}:
         mine = [row for row in wrong if row["strategy"] == name]
@@ -436,6 +452,12 @@ def thresholds_table():
         high = [row["workload"] for row in mine if row["real_above"] != "completed"]
         body.append([f"`{name}`", len(mine), ", ".join(f"`{one}`" for one in low), ", ".join(f"`{one}`" for one in high)])
     return markdown(["strategy", "cases:", "completes with 2 MiB less", "does not complete with 2 MiB more"], body)
+
+
+for name, file in [("thresholds", THRESHOLDS), ("thresholds-now", f"{CAMPAIGN}/oom-thresholds/thresholds.csv")]:
+    figure(f"{name}.cases", file)(functools.partial(count_thresholds, file, ("true", "false")))
+    figure(f"{name}.confirmed", file)(functools.partial(count_thresholds, file, ("true",)))
+    table(name)(functools.partial(thresholds_table, file))
 
 
 # Techniques.
@@ -562,20 +584,53 @@ figure("confirmed.low", CONFIRMED)(lambda: math.floor(100 * min(confirmed())))
 figure("confirmed.high", CONFIRMED)(lambda: math.ceil(100 * max(confirmed())))
 
 
+# The one allocation of `arena`.
+
+PROFILE = "crates/alloc/src/device/sim/h200.toml"
+
+
+def arena(name):
+    runs = rows(f"{CAMPAIGN}/strategies/runs.csv")
+    return statistics.median(float(row[name]) for row in runs if row["strategy"] == "arena" and row["driver_alloc_calls"] == "1")
+
+
+@figure("arena.profile", PROFILE)
+def arena_in_profile():
+    costs = tomllib.loads(text(PROFILE))["cost"]
+    largest = max((cost for cost in costs if cost["call"] == "cuMemAlloc"), key=lambda cost: cost["bytes"])
+    return f"{largest['median_us'] / 1e3:.1f}"
+
+
+figure("arena.gib", f"{CAMPAIGN}/strategies/runs.csv")(lambda: f"{arena('peak_reserved_bytes') / 2**30:.1f}")
+figure("arena.ms", f"{CAMPAIGN}/strategies/runs.csv")(lambda: f"{arena('driver_alloc_ns') / 1e6:.1f}")
+
+
+# Suites that are measured in parts.
+
+FRAGMENTATION_NOW = f"{CAMPAIGN}/fragmentation"
+figure("fragmentation-now.cases", f"{FRAGMENTATION_NOW}/runs.csv")(lambda: len(rows(f"{FRAGMENTATION_NOW}/runs.csv")))
+figure("fragmentation-now.planned", f"{FRAGMENTATION_NOW}/plan.csv")(lambda: len(rows(f"{FRAGMENTATION_NOW}/plan.csv")))
+figure("throughput-now.cases", f"{CAMPAIGN}/throughput/runs.csv")(lambda: len(rows(f"{CAMPAIGN}/throughput/runs.csv")))
+
+
 # Claims.
 
-CLAIMS = f"{H200}/claims/claims.csv"
+# By folder: that of the campaign, and the older one, whose file has the claims that were withdrawn since.
+CLAIMS = {"claims": f"{CAMPAIGN}/claims", "claims-then": f"{H200}/claims"}
 
 
-def claims(verdict=None):
-    kept = [row for row in rows(CLAIMS) if row["id"] not in WITHDRAWN]
+def claims(file, verdict=None):
+    kept = [row for row in rows(file) if row["id"] not in WITHDRAWN]
     return sum(verdict in (None, row["verdict"]) for row in kept)
 
 
-figure("claims.count", CLAIMS)(claims)
-figure("claims.withdrawn", CLAIMS)(lambda: len(rows(CLAIMS)) - claims())
-for verdict in ("confirmed", "depends", "refuted", "not_measurable"):
-    figure(f"claims.{verdict}", CLAIMS)(functools.partial(claims, verdict))
+for name, folder in CLAIMS.items():
+    file = f"{folder}/claims.csv"
+    figure(f"{name}.count", file)(functools.partial(claims, file))
+    for verdict in ("confirmed", "depends", "refuted", "not_measurable"):
+        figure(f"{name}.{verdict}", file)(functools.partial(claims, file, verdict))
+file = f"{H200}/claims/claims.csv"
+figure("claims-then.withdrawn", file)(lambda file=file: len(rows(file)) - claims(file))
 
 
 # Correctness.
@@ -603,6 +658,19 @@ figure("soak.blocks", SOAK)(lambda: thousands(total(SOAK, "blocks")))
 figure("soak.faults", SOAK)(lambda: thousands(total(SOAK, "faults")))
 figure("soak.damaged", SOAK)(lambda: total(SOAK, "damaged"))
 figure("soak.violations", SOAK)(lambda: total(SOAK, "violations"))
+STRESS_NOW = {name: f"{CAMPAIGN}/{name}.txt" for name in ("integrity-large", "integrity-small", "soak")}
+
+
+def stressed(name, word):
+    """A number before a word of the last line, such as `8831291 blocks`."""
+    return int(re.search(rf"(\d+) {word}", text(STRESS_NOW[name])).group(1))
+
+
+for name, file in STRESS_NOW.items():
+    for word in ("blocks", "damaged"):
+        figure(f"stress-now.{name}.{word}", file)(lambda name=name, word=word: thousands(stressed(name, word)))
+
+
 figure("promises.properties", PROMISES)(lambda: max(map(int, re.findall(r"properties +\w+ +passed +(\d+)", text(PROMISES)))))
 figure("promises.faults", PROMISES)(lambda: thousands(sum(map(int, re.findall(r"faults +\w+ +passed +(\d+)", text(PROMISES))))))
 figure("tests.conformance", TESTS)(lambda: len(re.findall(r": 0 findings$", text(TESTS), re.M)))
@@ -639,7 +707,9 @@ def adversary_table():
 
 # Speed.
 
-PEERS = [f"{H200}/against_peers.txt", f"{H200}/against_peers_pairs.txt"]
+PEERS_THEN = [f"{H200}/against_peers.txt", f"{H200}/against_peers_pairs.txt"]
+PEERS = f"{CAMPAIGN}/peers-pairs.csv"
+PEERS_IN_THREADS = f"{CAMPAIGN}/peers-threads.csv"
 
 
 def peers(file):
@@ -658,21 +728,43 @@ PEER_CASES += [("expandable", "hot 4 KiB"), ("expandable", "random live 1000"), 
 CASE_TITLES = {"hot 4 KiB": "hot pair, 4 KiB", "random live 1000": "mix, 1,000 live", "random live 10000": "mix, 10,000 live"}
 
 
+def turns(file, settings, allocator, case):
+    """Nanoseconds of every turn."""
+    found = {row["turn"]: row for row in rows(file) if (row["settings"], row["allocator"], row["case"]) == (settings, allocator, case)}
+    return [float(row["ns_per_pair"]) for _, row in sorted(found.items())]
+
+
+def speed_up(file, settings, case):
+    """The ratio of each turn: PyTorch's time over that of `caching` by address."""
+    pairs_of_turns = zip(turns(file, settings, "PyTorch", case), turns(file, settings, "address", case))
+    return [theirs / ours for theirs, ours in pairs_of_turns]
+
+
 @table("peers")
 def peers_table():
     body = []
     for settings, case in PEER_CASES:
-        for run, file in enumerate(PEERS, start=1):
-            found = next(row for kind, name, row in peers(file) if (kind, name) == (settings, case))
-            title = CASE_TITLES[case] + (", expandable" if settings == "expandable" else "")
-            times = [f"{found[name]:.0f}" if name in found else "" for name in ("PyTorch", "RMM pool", "RMM arena", "address", "handle")]
-            body.append([title, run, *times, f"{found['PyTorch'] / found['address']:.1f}"])
-    headings = ["case", "run:", "PyTorch:", "RMM pool:", "RMM arena:", "`caching` by address, locked:", "by handle:"]
+        title = CASE_TITLES[case] + (", expandable" if settings == "expandable" else "")
+        found = [turns(PEERS, settings, name, case) for name in ("PyTorch", "RMM pool", "RMM arena", "RMM async", "address", "handle")]
+        times = [f"{statistics.median(one):.0f}" if one else "" for one in found]
+        ratios = speed_up(PEERS, settings, case)
+        body.append([title, *times, f"{statistics.median(ratios):.1f} ({min(ratios):.1f} to {max(ratios):.1f})"])
+    headings = ["case", "PyTorch:", "RMM pool:", "RMM arena:", "RMM async:", "`caching` by address, locked:", "by handle:"]
     return markdown([*headings, "PyTorch / by address:"], body)
 
 
+figure("peers.turns", PEERS)(lambda: len(turns(PEERS, "native", "PyTorch", "hot 4 KiB")))
+figure("peers.turns.threads", PEERS_IN_THREADS)(lambda: len(speed_up(PEERS_IN_THREADS, "native", "16 threads")))
+for end, suffix in enumerate(("low", "high")):
+
+    @figure(f"peers.threads.{suffix}", PEERS_IN_THREADS)
+    def threads_range(end=end):
+        cases = {row["case"] for row in rows(PEERS_IN_THREADS)}
+        return shortest_and_longest(statistics.median(speed_up(PEERS_IN_THREADS, "native", case)) for case in cases)[end]
+
+
 def speed_range(file, settings, case, number, end):
-    found = [row[number] for kind, name, row in peers(PEERS[file]) if kind == settings and name.startswith(case)]
+    found = [row[number] for kind, name, row in peers(PEERS_THEN[file]) if kind == settings and name.startswith(case)]
     return shortest_and_longest(found)[end]
 
 
@@ -681,16 +773,16 @@ for run in (0, 1):
         for short_name, case in (("hot", "hot"), ("mix", "random")):
             for end, suffix in enumerate(("low", "high")):
                 compute = functools.partial(speed_range, run, settings, case, "x PyTorch", end)
-                figure(f"speed{run + 1}.{settings}.{short_name}.{suffix}", PEERS[run])(compute)
+                figure(f"speed{run + 1}.{settings}.{short_name}.{suffix}", PEERS_THEN[run])(compute)
 
 
 def thread_range(end):
-    found = [row["x PyTorch"] for _, name, row in peers(PEERS[0]) if "thread" in name]
+    found = [row["x PyTorch"] for _, name, row in peers(PEERS_THEN[0]) if "thread" in name]
     return shortest_and_longest(found)[end]
 
 
-figure("speed1.threads.low", PEERS[0])(functools.partial(thread_range, 0))
-figure("speed1.threads.high", PEERS[0])(functools.partial(thread_range, 1))
+figure("speed1.threads.low", PEERS_THEN[0])(functools.partial(thread_range, 0))
+figure("speed1.threads.high", PEERS_THEN[0])(functools.partial(thread_range, 1))
 
 REPLAY = f"{H200}/replay_cost.txt"
 
@@ -865,7 +957,8 @@ SENTENCES = {
         "the same samples take {techniques.per_sample} times as long",
         "differ by at most {techniques.memory_off} points",
         "Of {claims.count} published claims about GPU memory {claims.confirmed} are confirmed there, {claims.refuted} refuted,"
-        " {claims.depends} depend on the case, and {claims.not_measurable} cannot be measured; {claims.withdrawn} more were",
+        " {claims.depends} depend on the case, and {claims.not_measurable} cannot be measured",
+        "the median of {peers.turns} turns",
         "{integrity.millions} million blocks and {integrity.terabytes} TB were filled and verified on that GPU under"
         " {integrity.strategies} strategies, from {integrity.threads} threads on {integrity.streams} streams, with"
         " {integrity.damaged} damaged bytes",
@@ -906,8 +999,8 @@ SENTENCES = {
         "peak reserved is {async.mean} % off on average and {async.most} % at most",
         "as our `pool` on {rmm.same} of {rmm.traces} traces",
         "with {confirmed.count} techniques, the batch found for 24 GiB ran in 24 GiB, at {confirmed.low} to {confirmed.high} %",
-        "**Claims**: of {claims.count}, {claims.confirmed} are confirmed, {claims.depends} depend, {claims.refuted} are refuted,"
-        " {claims.not_measurable} cannot be measured here. Withdrawn since: {claims.withdrawn}",
+        "**Claims**: of {claims-then.count}, {claims-then.confirmed} are confirmed, {claims-then.depends} depend,"
+        " {claims-then.refuted} are refuted, {claims-then.not_measurable} cannot be measured here. Withdrawn since: {claims-then.withdrawn}",
         "**Integrity**: {integrity.blocks} blocks and {integrity.terabytes} TB verified in {integrity.seconds} s under"
         " {integrity.strategies} strategies, {integrity.threads} threads on {integrity.streams} streams: {integrity.damaged}"
         " damaged bytes. Soak: {soak.blocks} blocks with {soak.faults} injected driver errors: {soak.damaged} damaged,"
@@ -930,6 +1023,19 @@ SENTENCES = {
         "{thresholds.confirmed} of {thresholds.cases} are confirmed",
     ],
     f"{PYTHON}/README.md": [
+        "every decision is the same: {verify-now.agreed} of {verify-now.events} events",
+        "the same to the byte in {verify-now.same} of {verify-now.cases} cases and at most {verify-now.off} % off",
+        "peak reserved is {async-now.mean} % off on average and {async-now.most} % at most",
+        "{thresholds-now.confirmed} of {thresholds-now.cases} are confirmed",
+        "of {claims.count}, {claims.confirmed} are confirmed, {claims.depends} depend, {claims.refuted} are refuted,"
+        " {claims.not_measurable} cannot be measured here",
+        "{stress-now.integrity-large.blocks} large and {stress-now.integrity-small.blocks} small blocks verified,"
+        " {stress-now.integrity-large.damaged} and {stress-now.integrity-small.damaged} damaged",
+        "{stress-now.soak.blocks} blocks, {stress-now.soak.damaged} damaged",
+        "{fragmentation-now.cases} of {fragmentation-now.planned} cases so far",
+        "the {arena.gib} GiB of `arena` took {arena.ms} ms; in processes of their own, from which the profile has its costs, {arena.profile} ms",
+        "all {throughput-now.cases} cases",
+        "in {peers.turns.threads} turns: {peers.threads.low} to {peers.threads.high} times PyTorch's",
         "to the byte in {now.same} of the {now.compared} cases that are neither `async` nor `arena`",
         "of {steps.count} step times of techniques {steps.within} are within 10 % of the GPU's, all between {steps.low} and {steps.high} of it",
         "recorder over PyTorch's: {cost.ratio}, the median of {cost.rounds} rounds. Single rounds were between {cost.low} and {cost.high}",
@@ -973,6 +1079,7 @@ ALLOWED = {
         (r"12 layers, 1,024 wide|three steps|four servers|T5", "what was run"),
         (r"0\.1\.0|3\.12", "versions"),
         (r"within 10 %", "the bar"),
+        (r"2 MiB (more|less)", "the distance of the confirming runs"),
     ],
     "docs/allocators.md": [(r"90 %", "the default limit of the program")],
 }
@@ -992,11 +1099,12 @@ def derived_pages():
     for page, lines in [("results/what-if/what-if.md", what_if_lines()), ("results/workload-accuracy/README.md", accuracy_lines())]:
         have = set(text(page).splitlines())
         problems += [f"{page}: this row of its CSV is missing: {line}" for line in lines if line not in have]
-    for row in rows(CLAIMS):
-        name = {"not_measurable": "not measurable here"}.get(row["verdict"], row["verdict"])
-        line = next((line for line in text(f"{H200}/claims/claims.md").splitlines() if f"**{row['id']}**:" in line), "")
-        if f" {name} " not in line:
-            problems.append(f"{H200}/claims/claims.md: {row['id']} is not {name}")
+    for folder in CLAIMS.values():
+        for row in rows(f"{folder}/claims.csv"):
+            name = {"not_measurable": "not measurable here"}.get(row["verdict"], row["verdict"])
+            line = next((line for line in text(f"{folder}/claims.md").splitlines() if f"**{row['id']}**:" in line), "")
+            if f" {name} " not in line:
+                problems.append(f"{folder}/claims.md: {row['id']} is not {name}")
     for folder in ("strategies", "leaks", "quick", "fragmentation", "throughput"):
         problems += summary_problems(f"{H200}/{folder}")
     return problems
