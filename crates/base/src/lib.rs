@@ -14,12 +14,14 @@ mod parameter;
 mod path_text;
 mod process;
 mod progress;
-mod text_file;
 mod units;
 mod work;
 
 pub use catalog::{Catalog, CatalogEntry, did_you_mean, did_you_mean_among, nearest};
-pub use file_text::{FileText, escaped, escaped_lines, escaped_markdown};
+pub use file_text::{
+    FileText, LARGEST_TEXT_FILE, TomlRefusal, escaped, escaped_lines, escaped_markdown, parse_toml, read_text_file,
+    read_within,
+};
 pub use layout::{BlockState, BlockView, Layout, PlacementCall, SegmentView};
 pub use memory_limit::{MemoryLimit, MemoryLimitError, TypedSizeError};
 pub use output_file::{
@@ -33,7 +35,6 @@ pub use process::{exit_description, exit_signal, last_bytes};
 #[cfg(any(test, feature = "testing"))]
 pub use progress::ProgressLog;
 pub use progress::{NoProgress, PROGRESS_STRIDE, Progress};
-pub use text_file::{LARGEST_TEXT_FILE, TomlRefusal, parse_toml, read_text_file, read_within};
 pub use units::{Address, Bytes, EventId, GIB, KIB, MIB, Nanos, ParseBytesError, SiteId, StreamId, TagId, ThreadId};
 pub use work::{Dtype, ProductRole, Work};
 

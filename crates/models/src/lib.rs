@@ -16,7 +16,6 @@
 
 mod autograd;
 mod config;
-mod error;
 mod generator;
 mod parameter;
 mod random;
@@ -25,9 +24,8 @@ mod synthetic;
 mod workload;
 
 pub use autograd::{NumericEffect, OPTIMIZER_WORDS};
-pub use error::{SettingPlace, WorkloadError};
 pub use generator::{GENERATORS, Generator, GeneratorEntry, GeneratorStart, WeightCounter};
-pub use parameter::{GivenValue, Parameter, ParameterValues, Parameters};
+pub use parameter::{GivenValue, Parameter, ParameterValues, Parameters, SettingPlace, WorkloadError};
 pub use random::{PowerLaw, SeededRandom};
 pub use recipe::{Recipe, all_recipes, is_recipe_name, recipe_names};
 pub use workload::Workload;

@@ -3,12 +3,12 @@
 //! `list`, recipes and generators use the same [`Parameter`], defaults included. Values from recipes and from
 //! `key=value` texts take the same path.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt, io, path::PathBuf};
 
 use serde::Deserialize;
 use toml::Value;
 
-use super::{GeneratorEntry, SettingPlace, WorkloadError};
+use super::GeneratorEntry;
 use oomph_base::{Bytes, did_you_mean, did_you_mean_among, nearest};
 pub use oomph_base::{Parameter, ParameterValues};
 
@@ -216,6 +216,79 @@ fn in_words(value: &Value) -> String {
         Value::Table(_) => "a table".to_owned(),
         Value::Datetime(_) => format!("the date {value}"),
         Value::Integer(_) | Value::Float(_) | Value::Boolean(_) => value.to_string(),
+    }
+}
+
+/// A workload that cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkloadError {
+    /// No recipe has this name, neither in the binary nor in the current folder.
+    #[error("unknown workload '{name}'{}", did_you_mean_among(suggestion.as_deref(), known.iter().map(String::as_str)))]
+    UnknownWorkload {
+        /// The name.
+        name: String,
+        /// The nearest right name.
+        suggestion: Option<String>,
+        /// All names.
+        known: Vec<String>,
+    },
+    /// A file cannot be read.
+    #[error("{path}: {source}")]
+    Io {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A recipe that is not valid, or a parameter that its generator refuses.
+    #[error("{place}: {reason}")]
+    Invalid {
+        /// Where it was set.
+        place: SettingPlace,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Where a setting was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SettingPlace {
+    /// In a file.
+    File {
+        /// Which file.
+        file: String,
+        /// Which line, from 1.
+        line: usize,
+        /// Which character of the line, from 1.
+        column: usize,
+    },
+    /// In an override, as `key=value`.
+    Override(String),
+    /// In no single place: the parameters of this workload do not fit together.
+    Workload(String),
+}
+
+impl SettingPlace {
+    /// The place of the byte `offset` of a file's text.
+    #[must_use]
+    pub fn in_file(file: &str, text: &str, offset: usize) -> SettingPlace {
+        let before = text.get(..offset).unwrap_or(text);
+        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        SettingPlace::File {
+            file: file.to_owned(),
+            line: before.matches('\n').count() + 1,
+            column: before[line_start..].chars().count() + 1,
+        }
+    }
+}
+
+impl fmt::Display for SettingPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SettingPlace::File { file, line, column } => write!(f, "{file}:{line}:{column}"),
+            SettingPlace::Override(text) => write!(f, "parameter {text}"),
+            SettingPlace::Workload(name) => write!(f, "workload '{name}'"),
+        }
     }
 }
 

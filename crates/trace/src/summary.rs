@@ -25,6 +25,8 @@ pub struct TraceSummary {
     pub failed: FailedRequests,
     /// The peak of live device bytes in each of up to 256 equal ranges of events; the last range may be shorter.
     pub live_over_time: Vec<u64>,
+    /// The lowest live device bytes in each of these ranges.
+    pub lowest_over_time: Vec<u64>,
     /// The peak of live pinned host memory.
     pub host_peak: MemoryPeak,
     /// Requests for device memory by size.
@@ -81,16 +83,18 @@ pub struct FailedRequests {
     pub largest_bytes: u64,
 }
 
-/// A histogram by power of two.
+/// A histogram of blocks by power of two of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PowerHistogram {
     /// Index 0 counts zeros, index `p` the values from 2^(p-1) to 2^p - 1.
     counts: [u64; 65],
+    /// The bytes of the blocks in each.
+    bytes: [u64; 65],
 }
 
 impl Default for PowerHistogram {
     fn default() -> Self {
-        PowerHistogram { counts: [0; 65] }
+        PowerHistogram { counts: [0; 65], bytes: [0; 65] }
     }
 }
 
@@ -103,12 +107,16 @@ pub struct HistogramBucket {
     pub to: u64,
     /// The number of values.
     pub count: u64,
+    /// The bytes of their blocks.
+    pub bytes: u64,
 }
 
 impl PowerHistogram {
-    /// Counts one value.
-    pub fn record(&mut self, value: u64) {
-        self.counts[(u64::BITS - value.leading_zeros()) as usize] += 1;
+    /// Counts the value of one block.
+    pub fn record(&mut self, value: u64, block_bytes: u64) {
+        let place = (u64::BITS - value.leading_zeros()) as usize;
+        self.counts[place] += 1;
+        self.bytes[place] = self.bytes[place].saturating_add(block_bytes);
     }
 
     /// The number of all values.
@@ -119,9 +127,10 @@ impl PowerHistogram {
 
     /// The buckets that are not empty, in ascending order.
     pub fn buckets(&self) -> impl Iterator<Item = HistogramBucket> + '_ {
-        self.counts.iter().enumerate().filter(|(_, count)| **count > 0).map(|(place, &count)| match place {
-            0 => HistogramBucket { from: 0, to: 0, count },
-            _ => HistogramBucket { from: 1 << (place - 1), to: u64::MAX >> (64 - place), count },
+        let places = (0..self.counts.len()).filter(|&place| self.counts[place] > 0);
+        places.map(|place| {
+            let (from, to) = if place == 0 { (0, 0) } else { (1 << (place - 1), u64::MAX >> (64 - place)) };
+            HistogramBucket { from, to, count: self.counts[place], bytes: self.bytes[place] }
         })
     }
 
@@ -129,7 +138,7 @@ impl PowerHistogram {
     ///
     /// ```
     /// let mut sizes = oomph_trace::PowerHistogram::default();
-    /// [512, 600, 700, 5_000].map(|bytes| sizes.record(bytes));
+    /// [512, 600, 700, 5_000].map(|bytes| sizes.record(bytes, bytes));
     /// let median = sizes.quantile(0.5).unwrap();
     /// assert_eq!((median.from, median.to), (512, 1023));
     /// ```
@@ -159,7 +168,7 @@ pub(crate) struct SummaryCounter {
     host: LiveMemory,
     /// The event of the latest request that failed when recorded. It is freed at once.
     failed_at: Option<u64>,
-    levels: RangeMaxima,
+    levels: RangeExtremes,
     threads_seen: Vec<bool>,
     streams_seen: Vec<bool>,
     labels_seen: Vec<bool>,
@@ -186,14 +195,14 @@ impl SummaryCounter {
                 }
                 summary.requested_bytes = summary.requested_bytes.saturating_add(bytes);
                 summary.largest_request = summary.largest_request.max(bytes);
-                summary.sizes.record(bytes);
+                summary.sizes.record(bytes, bytes);
             }
             Op::HostAlloc { bytes, .. } => self.host.add(bytes, index),
             Op::Free { stream, .. } => {
                 mark(&mut self.streams_seen, stream.index());
                 if let Some(block) = block.filter(|block| Some(block.born) != self.failed_at) {
                     self.device.remove(block.bytes);
-                    self.summary.lifetimes.record(index - block.born);
+                    self.summary.lifetimes.record(index - block.born, block.bytes);
                 }
             }
             Op::HostFree { .. } => {
@@ -230,6 +239,7 @@ impl SummaryCounter {
             by_kind,
             peak: self.device.peak,
             live_over_time: self.levels.highest,
+            lowest_over_time: self.levels.lowest,
             host_peak: self.host.peak,
             threads: self.threads_seen.iter().filter(|&&seen| seen).count(),
             streams: self.streams_seen.iter().filter(|&&seen| seen).count(),
@@ -267,26 +277,31 @@ impl LiveMemory {
     }
 }
 
-/// The highest value of equal ranges. Ranges double in length when there are too many of them.
+/// The highest and the lowest value of equal ranges. Ranges double in length when there are too many of them.
 #[derive(Default)]
-struct RangeMaxima {
+struct RangeExtremes {
     highest: Vec<u64>,
+    lowest: Vec<u64>,
     /// Items of a full range; 0 before the first item.
     length: u64,
     /// Items of the last range.
     filled: u64,
 }
 
-impl RangeMaxima {
+impl RangeExtremes {
     fn push(&mut self, level: u64) {
-        match self.highest.last_mut() {
-            Some(last) if self.filled < self.length => *last = level.max(*last),
+        match (self.highest.last_mut(), self.lowest.last_mut()) {
+            (Some(highest), Some(lowest)) if self.filled < self.length => {
+                (*highest, *lowest) = (level.max(*highest), level.min(*lowest));
+            }
             _ => {
                 if self.highest.len() == MOST_LEVELS {
                     self.highest = self.highest.chunks(2).map(|pair| pair[0].max(pair[pair.len() - 1])).collect();
+                    self.lowest = self.lowest.chunks(2).map(|pair| pair[0].min(pair[pair.len() - 1])).collect();
                     self.length *= 2;
                 }
                 self.highest.push(level);
+                self.lowest.push(level);
                 self.length = self.length.max(1);
                 self.filled = 0;
             }
@@ -312,11 +327,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn range_maxima_are_bounded() {
-        let mut levels = RangeMaxima::default();
+    fn ranges_are_bounded_and_keep_their_extremes() {
+        let mut levels = RangeExtremes::default();
         for level in 0..10_000 {
-            levels.push(if level == 4_321 { 9 } else { level % 7 });
+            levels.push(if level == 4_321 { 9 } else { 1 + level % 7 });
         }
+        assert_eq!(levels.lowest.len(), levels.highest.len());
+        assert_eq!(levels.lowest.iter().max(), Some(&1), "every range has a low point");
         assert!((MOST_LEVELS / 2..=MOST_LEVELS).contains(&levels.highest.len()), "{}", levels.highest.len());
         assert_eq!(levels.highest.iter().filter(|&&level| level == 9).count(), 1);
         assert_eq!(levels.highest.iter().position(|&level| level == 9), Some(4_321 / levels.length as usize));
@@ -326,10 +343,11 @@ mod tests {
     fn every_value_is_in_its_bucket() {
         for value in [0, 1, 2, 3, 4, 511, 512, 1 << 40, u64::MAX] {
             let mut powers = PowerHistogram::default();
-            powers.record(value);
+            powers.record(value, 5);
             let bucket = powers.buckets().next().unwrap();
             assert!(bucket.from <= value && value <= bucket.to, "{value} in {bucket:?}");
             assert!(bucket.to / 2 <= bucket.from, "{bucket:?}");
+            assert_eq!((bucket.count, bucket.bytes), (1, 5));
         }
     }
 
@@ -337,8 +355,8 @@ mod tests {
     fn quantiles_of_an_empty_histogram_are_none() {
         assert_eq!(PowerHistogram::default().quantile(0.5), None);
         let mut powers = PowerHistogram::default();
-        (0..10).for_each(|_| powers.record(1));
-        powers.record(1000);
+        (0..10).for_each(|_| powers.record(1, 1));
+        powers.record(1000, 1000);
         assert_eq!(powers.quantile(0.0).unwrap().from, 1);
         assert_eq!(powers.quantile(0.9).unwrap().from, 1);
         assert_eq!(powers.quantile(1.0).unwrap().from, 512);

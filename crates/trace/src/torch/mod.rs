@@ -4,7 +4,6 @@
 //! actions of the allocator, the memory before and after, and what is unknown.
 
 mod collect;
-mod host;
 mod keys;
 mod oom;
 mod parse;
@@ -23,7 +22,6 @@ mod write;
 
 pub use oomph_pytorch::{RecordedSettings, RecordedValue};
 
-pub use host::{HostMemory, HostSegment, PinnedUsage};
 pub use oom::{FinalOom, MemoryHolder, MemoryRefuser, ProcessLimit, RecordedLimit};
 pub use parse::SnapshotError;
 pub use pickle::{PickleError, PickleFault};
@@ -32,8 +30,8 @@ pub use recording::{GivenFacts, HistoryGap, Recording, RecordingError, Recording
 pub use release::{RecordedRelease, ReleaseContradiction};
 pub use rewind::InitialMemory;
 pub use snapshot::{
-    Action, Annotation, AnnotationEdge, EntryNote, Segment, SegmentKind, SettingsOrigin, Snapshot, SnapshotBlock,
-    SnapshotBlockState, StackFrame, StackId, Stacks, TraceEntry,
+    Action, Annotation, AnnotationEdge, EntryNote, HostMemory, HostSegment, PinnedUsage, Segment, SegmentKind,
+    SettingsOrigin, Snapshot, SnapshotBlock, SnapshotBlockState, StackFrame, StackId, Stacks, TraceEntry,
 };
 
 use std::path::Path;

@@ -7,11 +7,13 @@ use std::{
     sync::Arc,
 };
 
+use serde::Serialize;
+
 use crate::interner::Interner;
 use oomph_base::{Address, FileText, StreamId};
 use oomph_pytorch::RecordedSettings;
 
-use super::{HostMemory, RecordedRelease};
+use super::RecordedRelease;
 
 /// A memory snapshot.
 #[derive(Clone, Debug, Default)]
@@ -279,7 +281,8 @@ impl StackFrame {
     }
 
     /// Whether it belongs to an installed package or to Python itself.
-    fn is_installed(&self) -> bool {
+    #[must_use]
+    pub fn is_installed(&self) -> bool {
         self.filename.contains(PACKAGES) || self.filename.contains("/lib/python") || self.filename.starts_with('<')
     }
 }
@@ -362,6 +365,13 @@ impl Stacks {
         self.members(stack).iter().map(|&frame| &self.frames.items()[frame as usize])
     }
 
+    /// The Python frames of a stack, outermost first; all frames if none is of Python.
+    pub fn shown_frames(&self, stack: StackId) -> impl Iterator<Item = &StackFrame> {
+        let only_python = self.frames(stack).any(StackFrame::is_python);
+        let frames = self.members(stack).iter().rev().map(|&frame| &self.frames.items()[frame as usize]);
+        frames.filter(move |frame| !only_python || frame.is_python())
+    }
+
     /// The call site as `file:line function`: the innermost Python frame, or the innermost frame of all. If it is in an
     /// installed package, also the innermost frame of the program itself, which its author can change. At most
     /// `LONGEST_SITE` bytes.
@@ -379,6 +389,81 @@ impl Stacks {
     }
 }
 
+/// The page-locked memory of a process: `host_segments` and `host_traces`, from 2.14 on. PyTorch records it if asked
+/// (`_record_memory_history(record_pinned_host_memory=True)`). It is shown, not replayed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostMemory {
+    /// What there is at the end.
+    pub segments: Vec<HostSegment>,
+    /// What happened, oldest first.
+    pub entries: Vec<TraceEntry>,
+}
+
+/// One buffer. The host allocator does not split them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostSegment {
+    /// Start.
+    pub address: Address,
+    /// Bytes.
+    pub size: u64,
+    /// Whether the program has it.
+    pub state: SnapshotBlockState,
+}
+
+/// How much page-locked memory a program used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PinnedUsage {
+    /// Recorded requests.
+    pub requests: u64,
+    /// Buffers at the end.
+    pub buffers: u64,
+    /// Their bytes.
+    pub reserved_bytes: u64,
+    /// The bytes of those that the program has.
+    pub allocated_bytes: u64,
+    /// The most that the program had at one time.
+    pub peak_allocated_bytes: u64,
+    /// The most that all buffers had at one time.
+    pub peak_reserved_bytes: u64,
+}
+
+impl HostMemory {
+    /// How much there was; `None` if nothing was recorded. Follows the entries from the end to the beginning: the memory at
+    /// the end is known.
+    #[must_use]
+    pub fn usage(&self) -> Option<PinnedUsage> {
+        if self.segments.is_empty() && self.entries.is_empty() {
+            return None;
+        }
+        let sum = |of: fn(&&HostSegment) -> bool| {
+            self.segments.iter().filter(of).fold(0_u64, |sum, segment| sum.saturating_add(segment.size))
+        };
+        let (reserved_bytes, allocated_bytes) =
+            (sum(|_| true), sum(|segment| segment.state == SnapshotBlockState::Allocated));
+        let mut usage = PinnedUsage {
+            requests: self.entries.iter().filter(|entry| entry.action == Action::Alloc).count() as u64,
+            buffers: self.segments.len() as u64,
+            reserved_bytes,
+            allocated_bytes,
+            peak_allocated_bytes: allocated_bytes,
+            peak_reserved_bytes: reserved_bytes,
+        };
+        let (mut reserved, mut allocated) = (reserved_bytes, allocated_bytes);
+        for entry in self.entries.iter().rev() {
+            match entry.action {
+                Action::Alloc => allocated = allocated.saturating_sub(entry.size),
+                Action::FreeRequested => allocated = allocated.saturating_add(entry.size),
+                Action::SegmentAlloc => reserved = reserved.saturating_sub(entry.size),
+                Action::SegmentFree => reserved = reserved.saturating_add(entry.size),
+                _ => {}
+            }
+            usage.peak_allocated_bytes = usage.peak_allocated_bytes.max(allocated);
+            usage.peak_reserved_bytes = usage.peak_reserved_bytes.max(reserved);
+        }
+        Some(usage)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -388,11 +473,6 @@ mod tests {
     fn an_entry_takes_40_bytes() {
         assert_eq!(size_of::<TraceEntry>(), 40);
     }
-}
-
-#[cfg(test)]
-mod stacks_tests {
-    use super::*;
 
     #[test]
     fn the_site_is_the_innermost_python_frame() {
@@ -405,8 +485,11 @@ mod stacks_tests {
         assert_eq!(stacks.site(stack).as_deref(), Some("model.py:7 forward"));
         let native_only = stacks.intern(&[unwound]);
         assert_eq!(stacks.site(native_only).as_deref(), Some("??:7 c10::malloc"));
-        assert_eq!(stacks.intern(&[unwound, forward, main]), stack);
+        let shown = |stack| stacks.shown_frames(stack).map(StackFrame::to_string).collect::<Vec<_>>();
+        assert_eq!(shown(stack), ["train.py:7 main", "model.py:7 forward"]);
+        assert_eq!(shown(native_only), ["??:7 c10::malloc"]);
         assert_eq!(stacks.site(StackId::NONE), None);
+        assert_eq!(stacks.intern(&[unwound, forward, main]), stack);
     }
 
     #[test]
@@ -436,5 +519,27 @@ mod stacks_tests {
         assert_eq!(site(&[compiled, main]), "<string>:7 f from /home/me/train.py:7 f");
         assert_eq!(site(&[model, linear, main]), "/home/me/model.py:7 f");
         assert_eq!(site(&[linear, runpy]), "torch/nn/linear.py:7 f");
+    }
+
+    #[test]
+    fn peak_is_found_from_the_end() {
+        let entry = |action, size| TraceEntry { action, size, ..TraceEntry::default() };
+        let segment = |address, size, state| HostSegment { address: Address(address), size, state };
+        let host = HostMemory {
+            segments: vec![segment(1, 32, SnapshotBlockState::Allocated), segment(2, 64, SnapshotBlockState::Inactive)],
+            entries: vec![
+                entry(Action::SegmentAlloc, 64),
+                entry(Action::Alloc, 64),
+                entry(Action::FreeRequested, 64),
+                entry(Action::FreeCompleted, 64),
+                entry(Action::FreeRequested, 8),
+                entry(Action::SegmentFree, 8),
+            ],
+        };
+        let usage = host.usage().unwrap();
+        assert_eq!((usage.buffers, usage.requests), (2, 1));
+        assert_eq!((usage.allocated_bytes, usage.reserved_bytes), (32, 96));
+        assert_eq!((usage.peak_allocated_bytes, usage.peak_reserved_bytes), (32 + 8 + 64, 96 + 8));
+        assert_eq!(HostMemory::default().usage(), None);
     }
 }
