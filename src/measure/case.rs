@@ -8,13 +8,18 @@ use super::{
     categories::CategoryRecorder,
     frames::FrameRecorder,
     latency::{Latency, Operation, calls_by_kind},
+    lifetimes::{EVERY_LIFE, LifetimeRecorder, Lifetimes, MOST_LIVES},
     ooms::OomRecorder,
     peaks::PeakRecorder,
     timeline::TimelineRecorder,
 };
 use crate::{
+    base::{FileText, Nanos},
     device::{Capabilities, Device},
-    replay::{self, FailedRequest, LiveBlock, Observer, ReplayError, ReplayMoment, ReplayOutcome, replay},
+    replay::{
+        self, FailedRequest, LiveBlock, Observer, OpenedAllocator, Replay, ReplayError, ReplayMoment, ReplayOutcome,
+        replay,
+    },
     strategy::{Context, EventSink, Freed, Layout, Outcome, Silent, Strategy, StrategyEvent},
     trace::{Op, Source},
 };
@@ -30,9 +35,21 @@ pub fn measure(
     device: &mut dyn Device,
     options: &replay::ReplayOptions<'_>,
 ) -> (CaseRecord, CaseDetail) {
+    measure_lives(label, source, strategy, device, options, MOST_LIVES)
+}
+
+/// [`measure`] that keeps at most `most_lives` blocks in [`CaseDetail::lifetimes`].
+pub fn measure_lives(
+    label: &CaseLabel,
+    source: &dyn Source,
+    strategy: &mut dyn Strategy,
+    device: &mut dyn Device,
+    options: &replay::ReplayOptions<'_>,
+    most_lives: usize,
+) -> (CaseRecord, CaseDetail) {
     let held_before = device.held_bytes();
     let began = device.now();
-    let mut observer = CaseObserver { timeline: TimelineRecorder::new(began), ..CaseObserver::default() };
+    let mut observer = CaseObserver::new(began, most_lives);
     let replayed = replay(source, strategy, device, options, &mut observer);
     if let Err(incapable @ ReplayError::Incapable(_)) = &replayed {
         let record = CaseRecord::unmeasured(label, Status::Skipped, &incapable.to_string());
@@ -58,13 +75,38 @@ pub fn measure(
     (record, detail)
 }
 
+/// Measures a replay whose device and strategy are open. If the device had less memory than the limit allows, the reason says
+/// so.
+pub fn measure_opened(
+    label: &CaseLabel,
+    source: &dyn Source,
+    opened: OpenedAllocator,
+    options: &replay::ReplayOptions<'_>,
+    most_lives: usize,
+) -> (CaseRecord, CaseDetail) {
+    let OpenedAllocator { mut strategy, mut device, limit } = opened;
+    let (mut record, detail) = measure_lives(label, source, &mut *strategy, &mut *device, options, most_lives);
+    if let (Status::Oom, Some(limit), Some(first)) = (record.status, limit, detail.ooms.first())
+        && let Some(reason) = first.short_of_limit(limit, device.props().page_bytes)
+    {
+        record.reason = reason;
+    }
+    (record, detail)
+}
+
+/// Opens a replay and measures it, with the life of every block. The label gets its limit and its number of rounds.
+pub fn measure_replay(label: CaseLabel, replay: &Replay<'_>) -> Result<(CaseRecord, CaseDetail), ReplayError> {
+    let label = CaseLabel { limit: replay.limit, repeat: replay.options.repeat, ..label };
+    Ok(measure_opened(&label, replay.source, replay.open()?, &replay.options, EVERY_LIFE))
+}
+
 /// Everything that is recorded of a measured replay.
-#[derive(Default)]
 struct CaseObserver {
     peaks: PeakRecorder,
     timeline: TimelineRecorder,
     categories: CategoryRecorder,
     frames: FrameRecorder,
+    lifetimes: LifetimeRecorder,
     latency: Latency,
     ooms: OomRecorder,
     /// Requested bytes of the blocks that callers hold.
@@ -74,6 +116,20 @@ struct CaseObserver {
 }
 
 impl CaseObserver {
+    fn new(began: Nanos, most_lives: usize) -> CaseObserver {
+        CaseObserver {
+            peaks: PeakRecorder::default(),
+            timeline: TimelineRecorder::new(began),
+            categories: CategoryRecorder::default(),
+            frames: FrameRecorder::default(),
+            lifetimes: LifetimeRecorder::new(most_lives),
+            latency: Latency::default(),
+            ooms: OomRecorder::default(),
+            live: 0,
+            work: 0,
+        }
+    }
+
     fn write_down(
         mut self,
         record: &mut CaseRecord,
@@ -88,7 +144,12 @@ impl CaseObserver {
         record.note_ooms(&self.ooms);
         detail.timeline = self.timeline.finish();
         (detail.categories, detail.at_peak) = self.categories.finish();
-        detail.frames = self.frames.finish(strategy);
+        let (lifetimes, owners) = self.lifetimes.finish();
+        detail.frames = self.frames.finish(strategy, &owners);
+        detail.lifetimes = lifetimes;
+        let sites = detail.frames.iter_mut().flat_map(LayoutFrame::sites);
+        detail.sites = owners.name_sites(sites.chain(&mut detail.lifetimes.blocks.site));
+        detail.lifetimes.drop_defaults();
         record.note_categories(&detail.at_peak);
         detail.latencies = self.latency.histograms();
         detail.layouts = Layouts {
@@ -123,7 +184,7 @@ impl CaseObserver {
         if let Some(peak) = self.peaks.take_unread() {
             peak.largest_free = strategy.largest_free(peak.stream);
             if peak.usage.allocated > 0 {
-                self.frames.take_peak(peak.event, peak.usage.allocated, strategy);
+                self.frames.take_peak(peak.event, peak.usage.allocated, strategy, &self.lifetimes.owners);
             }
         }
     }
@@ -132,6 +193,7 @@ impl CaseObserver {
 impl EventSink for CaseObserver {
     fn event(&mut self, event: StrategyEvent) {
         self.timeline.event(event);
+        self.lifetimes.event(event);
     }
 }
 
@@ -152,7 +214,7 @@ impl Observer for CaseObserver {
         self.peaks.served(now, live.request.stream, self.live);
         self.timeline.answered(now, false);
         self.categories.served(now, live);
-        self.frames.served(now, live);
+        self.lifetimes.served(now, live);
     }
 
     fn free_requested(&mut self, now: &ReplayMoment<'_>, live: &LiveBlock) {
@@ -160,16 +222,17 @@ impl Observer for CaseObserver {
         self.live -= live.request.bytes;
     }
 
-    fn freed(&mut self, now: &ReplayMoment<'_>, live: &LiveBlock, _: Freed) {
+    fn freed(&mut self, now: &ReplayMoment<'_>, live: &LiveBlock, freed: Freed) {
         self.latency.note(now, Operation::Free);
         self.categories.freed(live);
+        self.lifetimes.freed(now, live, freed);
     }
 
     fn out_of_memory(&mut self, now: &ReplayMoment<'_>, report: &FailedRequest) {
         self.latency.note(now, Operation::Oom);
         self.timeline.answered(now, true);
         self.ooms.out_of_memory(now, report);
-        self.frames.out_of_memory(now);
+        self.frames.out_of_memory(now, &self.lifetimes.owners);
     }
 
     fn after(&mut self, now: &ReplayMoment<'_>) {
@@ -178,13 +241,15 @@ impl Observer for CaseObserver {
         self.peaks.after(now.index, &stats, levels);
         self.timeline.after(now, self.live, &levels);
         self.categories.after(now.index);
-        self.frames.after(now);
+        self.frames.after(now, &self.lifetimes.owners);
+        self.lifetimes.after(now);
     }
 
     fn round_ends(&mut self, strategy: &dyn Strategy) {
         self.look_at_peak(strategy);
         self.live = 0;
         self.categories.round_ends();
+        self.lifetimes.round_ends();
     }
 }
 
@@ -269,6 +334,12 @@ pub struct CaseDetail {
     /// Pictures of memory over time, in order of their events.
     #[serde(default)]
     pub frames: Vec<LayoutFrame>,
+    /// Blocks and segments as rectangles of addresses and events.
+    #[serde(default)]
+    pub lifetimes: Lifetimes,
+    /// The call sites that `frames` and `lifetimes` name by their places here.
+    #[serde(default)]
+    pub sites: Vec<FileText>,
 }
 
 impl CaseDetail {

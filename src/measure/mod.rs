@@ -2,7 +2,7 @@
 //!
 //! [`measure`] runs one case and returns its row ([`CaseRecord`]) and everything that does not fit in a row
 //! ([`CaseDetail`]). One observer passes each event to what is recorded: [`peaks`], [`timeline`], [`categories`],
-//! [`latency`], [`ooms`], [`frames`]. [`timing`] reads the wall clock, [`torch_snapshot`] records a replay as PyTorch would, and [`agreement`] compares
+//! [`latency`], [`ooms`], [`frames`], [`lifetimes`]. [`timing`] reads the wall clock, [`torch_snapshot`] records a replay as PyTorch would, and [`agreement`] compares
 //! devices. This module writes no files and prints nothing.
 //!
 //! # What the numbers mean
@@ -73,6 +73,7 @@ pub mod digits {
 pub(crate) mod fixture;
 pub mod frames;
 pub mod latency;
+pub mod lifetimes;
 pub mod ooms;
 pub mod peaks;
 mod record;
@@ -82,10 +83,11 @@ pub mod timing;
 pub mod torch_snapshot;
 
 pub use agreement::AgreementRecord;
-pub use case::{CaseDetail, Layouts, Warning, measure};
+pub use case::{CaseDetail, Layouts, Warning, measure, measure_lives, measure_opened, measure_replay};
 pub use categories::{Composition, TagBytes};
-pub use frames::{FrameBlock, FrameSegment, LayoutFrame, Occasion};
+pub use frames::{FrameBlock, FrameSegment, FrameSums, LayoutFrame, Occasion};
 pub use latency::{DriverCalls, LatencyHistogram};
+pub use lifetimes::{LeftOut, LifeColumns, Lifetimes};
 pub use ooms::{Obstacle, OomReport, UnusableMemory};
 pub use peaks::{Levels, PhasePeak, StepPeak, lost_share};
 pub(crate) use record::on_one_line;

@@ -304,6 +304,14 @@ pub struct CaseRecord {
 }
 
 impl CaseRecord {
+    /// Bytes that were reserved and in no block, at one moment: at the first failed request, otherwise at the reserved
+    /// peak. The second is exact to six digits, as shares in files are.
+    #[must_use]
+    pub fn idle_bytes(&self) -> Option<u64> {
+        let at_peak = || Some(self.idle_at_reserved_peak_share? * self.peak_reserved_bytes? as f64);
+        self.oom_cached_free_bytes.or_else(|| at_peak().map(|bytes| bytes.round() as u64))
+    }
+
     /// A row with its identity and nothing measured yet.
     #[must_use]
     pub fn unmeasured(label: &CaseLabel, status: Status, reason: &str) -> CaseRecord {

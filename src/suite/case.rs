@@ -20,7 +20,7 @@ use super::{
 use crate::{
     base::{MemoryLimit, fnv1a},
     device::DeviceSpec,
-    measure::{CaseLabel, ThreadSharing},
+    measure::{CaseLabel, ThreadSharing, lifetimes},
     models::{Recipe, WorkloadError, recipe_names},
     plugin,
     replay::{OnOutOfMemory, Pace, Replay, ReplayOptions, verify::Companion},
@@ -59,6 +59,10 @@ pub struct Case {
     /// How they share it. The default is left out of the JSON, so that fingerprints of cases stay the same.
     #[serde(default, skip_serializing_if = "ThreadSharing::is_default")]
     pub sharing: ThreadSharing,
+    /// The most blocks that its detail has in [`CaseDetail::lifetimes`](crate::measure::CaseDetail::lifetimes). The default
+    /// is left out of the JSON, so that fingerprints of cases stay the same.
+    #[serde(default = "usual_lives", skip_serializing_if = "is_usual_lives")]
+    pub most_lives: usize,
     /// The time-out, which needs its own process and is watched by the parent.
     #[serde(skip)]
     pub timeout: Option<CaseTimeout>,
@@ -80,6 +84,14 @@ impl CaseScope {
     fn is_whole(&self) -> bool {
         *self == CaseScope::Whole
     }
+}
+
+fn usual_lives() -> usize {
+    lifetimes::MOST_LIVES
+}
+
+fn is_usual_lives(most: &usize) -> bool {
+    *most == usual_lives()
 }
 
 fn no_events() -> Arc<dyn Source> {
@@ -110,6 +122,7 @@ impl Case {
             scope: CaseScope::Whole,
             threads: Vec::new(),
             sharing: ThreadSharing::default(),
+            most_lives: usual_lives(),
             timeout: None,
         }
     }
@@ -230,6 +243,7 @@ impl SuiteFile {
             scope: CaseScope::Whole,
             threads: group.threads.clone(),
             sharing: group.sharing,
+            most_lives: usual_lives(),
             timeout: settings.timeout.or(group.timeout).or(self.timeout),
         }
     }

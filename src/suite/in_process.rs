@@ -134,16 +134,8 @@ fn in_memory(source: &Arc<dyn Source>) -> Result<Arc<dyn Source>, TraceError> {
     Ok(if source.initial_layout().is_some() { Arc::clone(source) } else { Arc::new(Trace::read(&**source)?) })
 }
 
-/// Measures a case. If the device had less memory than the limit allows, the reason says so.
 fn measure_opened(case: &Case, opened: OpenedAllocator, options: &ReplayOptions<'_>) -> (CaseRecord, CaseDetail) {
-    let OpenedAllocator { mut strategy, mut device, limit } = opened;
-    let (mut record, detail) = measure::measure(&case.label, &*case.source, &mut *strategy, &mut *device, options);
-    if let (Status::Oom, Some(limit), Some(first)) = (record.status, limit, detail.ooms.first())
-        && let Some(reason) = first.short_of_limit(limit, device.props().page_bytes)
-    {
-        record.reason = reason;
-    }
-    (record, detail)
+    measure::measure_opened(&case.label, &*case.source, opened, options, case.most_lives)
 }
 
 /// Compares a case's device with a simulated one under the same limit: on its device, on that

@@ -158,6 +158,7 @@ fn test_case(workload: &str, strategy: &str) -> Case {
         scope: CaseScope::Whole,
         threads: Vec::new(),
         sharing: crate::measure::ThreadSharing::default(),
+        most_lives: crate::measure::lifetimes::MOST_LIVES,
         timeout: None,
     }
 }

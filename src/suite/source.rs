@@ -73,7 +73,10 @@ pub enum SourceError {
         suggestion: Option<String>,
     },
     /// It is a folder.
-    #[error("{0}: is a directory; a trace file was expected")]
+    #[error(
+        "{0}: is a directory; name its files, such as {0}/*.pickle. advise, leaks, inspect and threshold take the folder as \
+         the ranks of one program; `oomph report` and `oomph compare` take the folder of a run"
+    )]
     Directory(String),
     /// A pipe, a socket or a device.
     #[error("{0}: this is not a plain file; a trace is read several times, so save it in a file first")]
