@@ -3,18 +3,21 @@
 //! The test is that of `oomph leaks`, on the steps of a case. A growing cache and fragmentation
 //! need a replay, so the command is named.
 
+use std::fmt::Write as _;
+
 use super::{
     super::render::{counted, signed_bytes},
     chart_data::{LeakChart, kib},
     element::{Cell, HtmlTable, PageSection, chart, code, escape, no_case},
     memory::OpenCase,
-    page_context::PageContext,
+    page_context::{PageContext, moment},
 };
 use crate::{
     answer::leaks::{
         CourseKind, GrowthThreshold,
         growth::{SeriesCourse, course},
     },
+    base::Bytes,
     measure::{CaseRecord, Status, StepPeak},
 };
 
@@ -54,16 +57,58 @@ impl<'a> JudgedWorkload<'a> {
         self.course.kind == CourseKind::Growing
     }
 
+    /// The first step of the fitted line.
+    fn first(&self) -> u32 {
+        self.steps.get(1 + self.course.first).map_or(0, |step| step.first_step)
+    }
+
+    /// The step in which what is kept alone reaches the limit, if it goes on like this.
+    fn reach(&self) -> Option<u64> {
+        let (trend, limit) = (&self.course.trend, self.record.limit_bytes? as f64);
+        (trend.slope > 0.0 && limit > trend.start)
+            .then(|| u64::from(self.first()) + ((limit - trend.start) / trend.slope).ceil() as u64)
+    }
+
+    /// What the chart shows, in two sentences.
+    fn sentence(&self) -> String {
+        let trend = &self.course.trend;
+        let mut words = format!(
+            "Every step keeps {} more (95 % interval {} to {}) under {}.",
+            signed_bytes(trend.slope),
+            signed_bytes(trend.low),
+            signed_bytes(trend.high),
+            code(&self.record.strategy)
+        );
+        if self.record.status == Status::Oom {
+            let _ = write!(words, " Memory ran out in {}.", escape(&moment(self.record)));
+        } else if let (Some(step), Some(limit)) = (self.reach(), self.record.limit_bytes) {
+            let _ = write!(
+                words,
+                " At this rate, what is kept alone reaches the limit of {} in step {step}; memory runs out before.",
+                Bytes(limit)
+            );
+        }
+        words
+    }
+
     fn chart(&self, strategy: usize) -> LeakChart {
-        let first = self.steps.get(1 + self.course.first).map_or(0, |step| step.first_step);
+        let first = self.first();
         LeakChart {
             title: self.title.clone(),
+            headline: format!(
+                "{}: every step keeps {} more",
+                escape(&self.title),
+                signed_bytes(self.course.trend.slope)
+            ),
+            sentence: self.sentence(),
             strategy,
             steps: self.steps.iter().map(|step| step.first_step).collect(),
             kept: self.steps.iter().map(|step| kib(step.lowest_allocated_bytes)).collect(),
             reserved: self.steps.iter().map(|step| kib(step.peak.reserved_bytes)).collect(),
+            reserved_at_end: false,
             fit: (first, self.course.trend.start / 1024.0, self.course.trend.slope / 1024.0),
             limit: self.record.limit_bytes.map(kib),
+            reach: self.reach(),
         }
     }
 }
@@ -80,19 +125,13 @@ pub(super) fn section(
     steepest.sort_by(|a, b| b.course.trend.slope.total_cmp(&a.course.trend.slope));
     let growing = steepest.len();
     steepest.truncate(MOST_CHARTS);
-    let mut body = String::new();
-    for (index, workload) in steepest.iter().enumerate() {
-        let trend = &workload.course.trend;
-        let words = format!(
-            "Every step keeps {} more (95 % interval {} to {}) under {}.",
-            signed_bytes(trend.slope),
-            signed_bytes(trend.low),
-            signed_bytes(trend.high),
-            code(&workload.record.strategy)
-        );
-        let label = format!("What steps keep: {}", workload.title);
-        body.push_str(&chart("leak", index, &escape(&workload.title), &words, &label));
-    }
+    let charts: Vec<LeakChart> =
+        steepest.iter().map(|workload| workload.chart(context.place(&workload.record.strategy))).collect();
+    // The other charts are chosen in it.
+    let mut body = charts.first().map_or_else(String::new, |first| {
+        let label = format!("What steps keep: {}", first.title);
+        chart("leak", 0, &escape(&first.title), &first.sentence, &label)
+    });
     body.push_str(&as_table(context, judged));
     body.push_str(
         "<p class=\"note\">Kept: the lowest allocated memory during a step. The first step is start-up and is not judged. \
@@ -105,7 +144,6 @@ pub(super) fn section(
             format!("Memory grows from step to step in {some} of {}", counted(judged.len(), "workload", "workloads"))
         }
     };
-    let charts = steepest.iter().map(|workload| workload.chart(context.place(&workload.record.strategy))).collect();
     Some((PageSection { id: "growth", subject: "Growth", finding, body }, charts))
 }
 
@@ -168,6 +206,11 @@ mod tests {
         assert!(leak.grows());
         let chart = leak.chart(0);
         assert_eq!(chart.fit, (1, 110.0 * 1024.0, 10.0 * 1024.0));
+        assert_eq!(chart.reach, None, "there is no limit");
+        let limited = CaseRecord { limit_bytes: Some(1000 * MIB), ..record.clone() };
+        let leak = JudgedWorkload::of("leak", &[opened(&limited, 10 * MIB)]).unwrap();
+        assert_eq!(leak.chart(0).reach, Some(90), "110 MiB in step 1 and 10 MiB more in each step");
+        assert!(leak.sentence().contains("reaches the limit of 1000 MiB in step 90"), "{}", leak.sentence());
         assert!(!JudgedWorkload::of("steady", &[opened(&record, 0)]).unwrap().grows());
         assert!(JudgedWorkload::of("nothing", &[]).is_none());
     }

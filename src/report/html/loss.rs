@@ -3,7 +3,7 @@
 use super::{
     super::scenario::{BoundRow, bounds, is_contender, takes_memory},
     element::{BarPart, Cell, HtmlTable, PageSection, code, escape, no_case, stacked},
-    page_context::{CaseRow, PageContext},
+    page_context::{CaseRow, PageContext, takes_fixed_part},
 };
 use crate::{
     base::Bytes,
@@ -27,7 +27,7 @@ pub(super) fn section(context: &PageContext<'_>) -> Option<PageSection> {
         fragmentation(context),
         over_bound(context)
     );
-    Some(PageSection { id: "loss", subject: "Where memory was lost", finding: finding(context), body })
+    Some(PageSection { id: "loss", subject: "Lost memory", finding: finding(context), body })
 }
 
 /// The four parts of a bar: the steps from one peak to the next, at least zero. The last is zero if
@@ -52,13 +52,16 @@ fn waterfall(context: &PageContext<'_>) -> Option<String> {
         return None;
     }
     let length = |record: &CaseRecord| parts(record).iter().map(|part| part.bytes).sum::<u64>();
-    // Bars are scaled to the longest of the workload.
+    // Bars are scaled to the longest of the workload. A fixed part of the device would make all others short.
     let mut whole = vec![0; context.groups.len()];
-    for row in &rows {
+    for row in rows.iter().filter(|row| !takes_fixed_part(row.record)) {
         whole[row.group] = length(row.record).max(whole[row.group]);
     }
     let bar = |row: &CaseRow<'_>| {
-        let bar = stacked(&parts(row.record), whole[row.group]);
+        let bar = match takes_fixed_part(row.record) {
+            true => "<small>a fixed part of the device</small>".to_owned(),
+            false => stacked(&parts(row.record), whole[row.group]),
+        };
         let used = row.record.peak_device_used_bytes;
         Cell::html(bar, used.map_or_else(String::new, |bytes| bytes.to_string())).with_class("wide")
     };

@@ -1,4 +1,4 @@
-//! Memory over time: one chart per workload, and one row per case.
+//! Memory over time: one chart in which a workload is chosen, and one row per case.
 
 use std::{
     borrow::Cow,
@@ -9,8 +9,8 @@ use std::{
 use super::{
     super::scenario::{CaseGroup, is_contender},
     chart_data::{self, CaseLines, SPARK_POINTS, TimelineChart},
-    element::{Cell, HtmlTable, PageSection, chart, code, escape, folded},
-    page_context::{CaseRow, PageContext, least, moment, most},
+    element::{Cell, PageSection, chart, code, escape, folded},
+    page_context::{CaseRow, PageContext, least, moment, most, out_of_memory, spread, takes_fixed_part},
 };
 use crate::{
     base::Bytes,
@@ -19,6 +19,8 @@ use crate::{
 
 /// Up to this factor, two strategies need about the same memory.
 const ABOUT_THE_SAME: f64 = 1.01;
+/// More failures are not named below a chart.
+const MOST_NAMED: usize = 3;
 
 /// A case and its details.
 pub(super) struct OpenCase<'a> {
@@ -39,8 +41,15 @@ pub(super) fn timeline(
         .filter(|case| drawn.contains(&case.record.case_id) && !case.detail.timeline.points.is_empty())
         .collect();
     let furthest = shown.iter().max_by_key(|case| case.record.events)?;
+    let measured = group.records.iter().filter(|record| record.clock.is_some()).count();
+    let mut words = failures(group) + &sentence(group);
+    if shown.len() < measured {
+        let _ = write!(words, " {} of {measured} strategies are drawn; the table has all.", shown.len());
+    }
     Some(TimelineChart {
         title: title.to_owned(),
+        headline: headline(group, title),
+        sentence: words,
         bound: chart_data::bound(furthest.record),
         limit: group.scenario.limit_bytes.map(chart_data::kib),
         steps: chart_data::steps(&furthest.detail.steps),
@@ -60,16 +69,20 @@ fn sentence(group: &CaseGroup<'_>) -> String {
         (Some(low), Some(high)) if low.strategy != high.strategy => {
             let (low_bytes, high_bytes) = (compared(group, low), compared(group, high));
             let ratio = high_bytes as f64 / low_bytes.max(1) as f64;
+            let (verb, what) = match group.is_by_need() {
+                true => ("needs", ""),
+                false => ("takes", " of the device, with context and whole pages"),
+            };
             if ratio < ABOUT_THE_SAME {
-                return format!("All need about the same, {}.", Bytes(low_bytes));
+                return format!("Each {verb} about {}{what}.", Bytes(low_bytes));
             }
-            let how_much = if ratio >= 1.995 {
-                format!("{ratio:.1} times as much")
-            } else {
-                format!("{:.0} % more", (ratio - 1.0) * 100.0)
+            let how_much = match ratio {
+                1.995.. => format!("{ratio:.1} times as much"),
+                1.095.. => format!("{:.0} % more", (ratio - 1.0) * 100.0),
+                _ => format!("{:.1} % more", (ratio - 1.0) * 100.0),
             };
             format!(
-                "{} needs the least, {}; {} needs {how_much}, {}.",
+                "{} {verb} the least, {}{what}; {} {verb} {how_much}, {}.",
                 code(&low.strategy),
                 Bytes(low_bytes),
                 code(&high.strategy),
@@ -80,39 +93,72 @@ fn sentence(group: &CaseGroup<'_>) -> String {
     }
 }
 
-/// The section: charts, then all rows.
+/// What a workload shows: who ran out of memory, or how far strategies differ.
+fn headline(group: &CaseGroup<'_>, title: &str) -> String {
+    let title = escape(title);
+    let all = group.records.iter().filter(|record| record.clock.is_some()).count();
+    let failed: Vec<&CaseRecord> = out_of_memory(group).collect();
+    // A title that differs by its limit names it.
+    let limit = group.scenario.limit_bytes.filter(|_| !title.contains(" &lt;= "));
+    let within = limit.map_or_else(String::new, |limit| format!(" with {} of memory", Bytes(limit)));
+    match (failed.as_slice(), least(group), most(group), spread(group)) {
+        ([one], ..) => format!("On {title}{within}, {} ran out of memory", code(&one.strategy)),
+        ([_, ..], ..) => format!("On {title}{within}, {} of {all} strategies ran out of memory", failed.len()),
+        ([], Some(low), Some(high), Some(ratio)) if ratio >= ABOUT_THE_SAME => {
+            let verb = if group.is_by_need() { "needs" } else { "takes" };
+            format!(
+                "On {title}, {} {verb} {ratio:.2} times the memory of {}",
+                code(&high.strategy),
+                code(&low.strategy)
+            )
+        }
+        ([], Some(_), Some(_), _) => format!("On {title}, all strategies take about the same memory"),
+        _ => format!("Memory on {title}"),
+    }
+}
+
+/// When the first cases of a group ran out of memory.
+fn failures(group: &CaseGroup<'_>) -> String {
+    let moments: Vec<String> = out_of_memory(group)
+        .take(MOST_NAMED)
+        .map(|record| format!("{} in {}", code(&record.strategy), escape(&moment(record))))
+        .collect();
+    match moments.as_slice() {
+        [] => String::new(),
+        some => format!("Out of memory: {}. ", some.join("; ")),
+    }
+}
+
+/// The section: a chart in which the reader chooses a workload, then all rows. The charts are in the order of interest.
 pub(super) fn section(
     context: &PageContext<'_>,
     charts: &[(usize, &TimelineChart)],
     sparks: &[(String, Vec<u64>)],
+    drawn: &BTreeSet<String>,
 ) -> PageSection {
     let mut body = String::new();
-    for (index, (place, data)) in charts.iter().enumerate() {
-        let (group, title) = (&context.groups[*place], &context.titles[*place]);
-        let measured = group.records.iter().filter(|record| record.clock.is_some()).count();
-        let mut words = sentence(group);
-        if data.cases.len() < measured {
-            let _ = write!(words, " {} of {measured} strategies are drawn; the table has all.", data.cases.len());
-        }
-        let label = format!("Memory over time: {title}");
-        body.push_str(&chart("timeline", index, &escape(title), &words, &label));
-        body.push_str(&folded(&as_table(context, group, title)));
+    if let Some((_, first)) = charts.first() {
+        let label = format!("Memory over time: {}", first.title);
+        body.push_str(&chart("timeline", 0, &escape(&first.title), &first.sentence, &label));
+        let shown: BTreeSet<usize> = charts.iter().map(|(place, _)| *place).collect();
+        body.push_str(&folded(&as_table(context, &shown)));
     }
     body.push_str("<h3>All cases</h3>\n");
-    body.push_str(&results(context, sparks));
-    body.push_str(
-        "<p class=\"note\">Fragmentation = 1 - peak allocated / peak reserved. Small lines: reserved memory over time, scaled \
-         to the workload.</p>\n",
-    );
-    PageSection { id: "memory", subject: "Memory over time", finding: finding(context), body }
+    body.push_str(&results(context, sparks, drawn));
+    body.push_str("<p class=\"note\">Fragmentation = 1 - peak allocated / peak reserved.");
+    if !sparks.is_empty() {
+        body.push_str(
+            " Small lines: reserved memory over time, scaled to the workload. <code>oomph report FOLDER --show \
+             CASE</code> draws a case that is not drawn.",
+        );
+    }
+    body.push_str("</p>\n");
+    let finding = charts.first().map_or_else(|| finding(context), |(_, first)| first.headline.clone());
+    PageSection { id: "memory", subject: "Memory over time", finding, body }
 }
 
 /// The workload on which strategies differ most.
 fn finding(context: &PageContext<'_>) -> String {
-    let spread = |group: &CaseGroup<'_>| -> Option<f64> {
-        let (low, high) = (least(group)?, most(group)?);
-        Some(compared(group, high) as f64 / compared(group, low).max(1) as f64)
-    };
     let widest = context.titled().filter_map(|(group, title)| Some((spread(group)?, title)));
     match widest.max_by(|a, b| a.0.total_cmp(&b.0)) {
         Some((ratio, title)) if ratio > 1.05 => {
@@ -123,33 +169,34 @@ fn finding(context: &PageContext<'_>) -> String {
     }
 }
 
-/// The numbers of a chart.
-fn as_table(context: &PageContext<'_>, group: &CaseGroup<'_>, title: &str) -> String {
-    let rows: Vec<&CaseRecord> = group.records.iter().copied().filter(|record| record.clock.is_some()).collect();
-    let table = HtmlTable::of(&rows)
-        .words("strategy", "strategy", |record| context.strategy(&record.strategy))
-        .numbers("peak live", "live_peak_bytes", |record| Cell::bytes(record.live_peak_bytes))
-        .numbers("peak allocated", "peak_allocated_bytes", |record| Cell::bytes(record.peak_allocated_bytes))
-        .numbers("at event", "peak_allocated_event", |record| Cell::count(record.peak_allocated_event))
-        .numbers("peak reserved", "peak_reserved_bytes", |record| Cell::bytes(record.peak_reserved_bytes))
-        .numbers("at event", "peak_reserved_event", |record| Cell::count(record.peak_reserved_event))
-        .numbers("reserved at the end", "final_reserved_bytes", |record| Cell::bytes(record.final_reserved_bytes))
-        .numbers("retries", "retries", |record| Cell::count(record.retries))
-        .numbers("failed requests", "ooms", |record| Cell::count(record.ooms))
-        .numbers("first at event", "oom_event", |record| Cell::count(record.oom_event));
-    table.html(&format!("Memory over time: {title}"), |record| Some(&record.case_id))
+/// The numbers of the charts of these groups.
+pub(super) fn as_table(context: &PageContext<'_>, shown: &BTreeSet<usize>) -> String {
+    let is_shown = |row: &CaseRow<'_>| shown.contains(&row.group) && row.record.clock.is_some();
+    let rows: Vec<CaseRow<'_>> = context.rows().filter(is_shown).collect();
+    let table = context
+        .case_table(&rows)
+        .numbers("peak live", "live_peak_bytes", |row| Cell::bytes(row.record.live_peak_bytes))
+        .numbers("peak allocated", "peak_allocated_bytes", |row| Cell::bytes(row.record.peak_allocated_bytes))
+        .numbers("at event", "peak_allocated_event", |row| Cell::count(row.record.peak_allocated_event))
+        .numbers("peak reserved", "peak_reserved_bytes", |row| Cell::bytes(row.record.peak_reserved_bytes))
+        .numbers("at event", "peak_reserved_event", |row| Cell::count(row.record.peak_reserved_event))
+        .numbers("reserved at the end", "final_reserved_bytes", |row| Cell::bytes(row.record.final_reserved_bytes))
+        .numbers("retries", "retries", |row| Cell::count(row.record.retries))
+        .numbers("failed requests", "ooms", |row| Cell::count(row.record.ooms))
+        .numbers("first at event", "oom_event", |row| Cell::count(row.record.oom_event));
+    table.html("Memory over time", CaseRow::id)
 }
 
 /// Every case, with the least memory of its workload marked.
-fn results(context: &PageContext<'_>, sparks: &[(String, Vec<u64>)]) -> String {
+fn results(context: &PageContext<'_>, sparks: &[(String, Vec<u64>)], drawn: &BTreeSet<String>) -> String {
     let rows: Vec<CaseRow<'_>> = context.rows().collect();
     let least: Vec<Option<u64>> = context.groups.iter().map(CaseGroup::least_bytes).collect();
     let is_by_need: Vec<bool> = context.groups.iter().map(CaseGroup::is_by_need).collect();
     let lines: HashMap<&str, &Vec<u64>> = sparks.iter().map(|(id, line)| (id.as_str(), line)).collect();
     let spark = |record: &CaseRecord| lines.get(record.case_id.as_str()).copied();
     let highest_of = |group: &CaseGroup<'_>| {
-        let highest = group.records.iter().filter_map(|record| spark(record)?.iter().copied().max()).max();
-        highest.unwrap_or(0)
+        let scaled = group.records.iter().filter(|record| !takes_fixed_part(record));
+        scaled.filter_map(|record| spark(record)?.iter().copied().max()).max().unwrap_or(0)
     };
     let highest: Vec<u64> = context.groups.iter().map(highest_of).collect();
     // The least memory is marked in the column that it is compared by.
@@ -159,7 +206,8 @@ fn results(context: &PageContext<'_>, sparks: &[(String, Vec<u64>)]) -> String {
     };
     let line = |row: &CaseRow<'_>| {
         let line = spark(row.record).map_or_else(String::new, |line| spark_line(line, highest[row.group]));
-        Cell::html(line, "")
+        let note = if drawn.contains(&row.record.case_id) { "" } else { "<small>not drawn</small>" };
+        Cell::html(line + note, if note.is_empty() { "drawn" } else { "not drawn" })
     };
     // Cases that did not run have no figures.
     let measured = |row: &CaseRow<'_>, cell: Cell| if row.record.clock.is_some() { cell } else { Cell::empty() };
@@ -181,7 +229,7 @@ fn results(context: &PageContext<'_>, sparks: &[(String, Vec<u64>)]) -> String {
         .numbers("device used", "peak_device_used_bytes", |row| {
             memory(row, row.record.peak_device_used_bytes, !is_by_need[row.group])
         })
-        .numbers("fragmen&shy;tation", "fragmentation_share", |row| {
+        .numbers("fragmentation", "fragmentation_share", |row| {
             measured(row, Cell::percent(row.record.fragmentation_share))
         })
         .numbers("driver calls", "driver_calls", |row| measured(row, Cell::count(row.record.driver_calls)))
@@ -205,8 +253,37 @@ fn spark_line(levels: &[u64], highest: u64) -> String {
     let mut path = String::new();
     for (place, &level) in levels.iter().enumerate() {
         let x = place as f64 * width / levels.len().saturating_sub(1).max(1) as f64;
-        let y = height - level as f64 / highest.max(1) as f64 * (height - 1.0);
+        let y = height - (level as f64 / highest.max(1) as f64).min(1.0) * (height - 1.0);
         let _ = write!(path, "{}{x:.0} {y:.1}", if place == 0 { "M" } else { "L" });
     }
     format!("<svg class=\"spark\" viewBox=\"0 0 60 16\" aria-hidden=\"true\"><path d=\"{path}\"/></svg>")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::super::scenario::groups, *};
+    use crate::{device::DeviceClock, measure::CaseLabel};
+
+    fn record(strategy: &str, bytes: u64) -> CaseRecord {
+        let label = CaseLabel { workload: "w".to_owned(), strategy: strategy.to_owned(), ..CaseLabel::default() };
+        CaseRecord {
+            clock: Some(DeviceClock::Virtual),
+            driver_alloc_calls: Some(1),
+            peak_device_used_bytes: Some(bytes),
+            ..CaseRecord::unmeasured(&label, Status::Completed, "")
+        }
+    }
+
+    #[test]
+    fn headline_is_about_the_workload_shown() {
+        let mut records = vec![record("a", 100), record("b", 250), record("arena", 9000)];
+        let of = |records: &[CaseRecord]| headline(&groups(records)[0], "w");
+        assert_eq!(of(&records), "On w, <code>b</code> takes 2.50 times the memory of <code>a</code>", "not arena");
+        records[1].peak_device_used_bytes = Some(100);
+        assert_eq!(of(&records), "On w, all strategies take about the same memory");
+        records[1].status = Status::Oom;
+        assert_eq!(of(&records), "On w, <code>b</code> ran out of memory");
+        records[0].status = Status::Oom;
+        assert_eq!(of(&records), "On w, 2 of 3 strategies ran out of memory");
+    }
 }

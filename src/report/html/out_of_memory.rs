@@ -2,15 +2,14 @@
 
 use super::{
     super::render::counted,
-    chart_data::{MemoryMap, chosen_frames},
+    chart_data::{AddressChart, MemoryMap, chosen_frames},
     element::{Cell, HtmlTable, PageSection, chart, code, escape, folded, no_case},
     page_context::{CaseRow, PageContext, moment},
 };
 use crate::{
     base::Bytes,
-    measure::{CaseDetail, CaseRecord, LayoutFrame, Occasion, Status},
+    measure::{CaseDetail, CaseRecord, FrameSums, LayoutFrame, Occasion, Status},
     replay::OomCause,
-    strategy::BlockState,
 };
 
 /// The section on failed requests; `None` if there are none.
@@ -66,11 +65,9 @@ struct FrameRow {
     strategy: String,
     event: u64,
     occasion: Occasion,
-    allocated: u64,
-    pending: u64,
-    free: u64,
-    largest_free: u64,
-    segments: u64,
+    sums: FrameSums,
+    /// It is the allocated peak itself, not a moment close to it.
+    is_exact: bool,
 }
 
 impl MappedCase {
@@ -90,23 +87,15 @@ impl MappedCase {
             strategy: record.strategy.clone(),
             event: frame.event,
             occasion: frame.occasion,
-            allocated: frame.bytes_in(BlockState::Allocated),
-            pending: frame.bytes_in(BlockState::Pending),
-            free: frame.bytes_in(BlockState::Free),
-            largest_free: free_blocks(frame).max().unwrap_or(0),
-            segments: frame.segments.iter().map(|segment| u64::from(segment.pieces)).sum(),
+            sums: frame.sums(),
+            is_exact: Some(frame.event) == record.peak_allocated_event,
         };
         Some(MappedCase {
-            map: MemoryMap::of(title, context.place(&record.strategy), &detail.frames, most),
+            map: MemoryMap::of(title, context.place(&record.strategy), detail, most),
             rows: chosen_frames(&detail.frames, most).filter(|f| f.occasion != Occasion::Regular).map(row).collect(),
             finding: finding(record, title, &detail.frames),
         })
     }
-}
-
-/// The sizes of free blocks.
-fn free_blocks(frame: &LayoutFrame) -> impl Iterator<Item = u64> {
-    frame.blocks().filter(|block| block.state == BlockState::Free).map(|block| block.bytes)
 }
 
 /// The free memory when a request failed, otherwise at the peak.
@@ -115,23 +104,23 @@ fn finding(record: &CaseRecord, title: &str, frames: &[LayoutFrame]) -> (bool, u
     let Some(frame) = at(Occasion::OutOfMemory).or_else(|| at(Occasion::Peak)) else {
         return (false, 0, "Blocks in memory".to_owned());
     };
-    let (bytes, pieces) = (free_blocks(frame).sum::<u64>(), free_blocks(frame).count());
-    let largest = Bytes(free_blocks(frame).max().unwrap_or(0));
-    let pieces = counted(pieces, "piece", "pieces");
-    let free = format!("{} were free in {pieces}, the largest {largest}", Bytes(bytes));
+    let sums = frame.sums();
+    let holes = counted(sums.holes as usize, "hole", "holes");
+    let free = format!("{} were free in {holes}, the largest {}", Bytes(sums.free), Bytes(sums.largest_hole));
     let place = format!("{} on {}", code(&record.strategy), escape(title));
     let failed = frame.occasion == Occasion::OutOfMemory;
     let words = match record.oom_requested_bytes.filter(|_| failed) {
         Some(asked) => format!("When {place} failed to allocate {}, {free}", Bytes(asked)),
         None => format!("At the peak of {place}, {free}"),
     };
-    (failed, bytes, words)
+    (failed, sums.free, words)
 }
 
-fn occasion(occasion: Occasion) -> Cell {
-    Cell::text(match occasion {
+fn occasion(row: &FrameRow) -> Cell {
+    Cell::text(match row.occasion {
         Occasion::Regular => "regular",
-        Occasion::Peak => "peak",
+        Occasion::Peak if row.is_exact => "peak",
+        Occasion::Peak => "close to the peak",
         Occasion::OutOfMemory => "out of memory",
         Occasion::End => "end",
     })
@@ -148,17 +137,46 @@ pub(super) fn map_section(context: &PageContext<'_>, mapped: Vec<MappedCase>) ->
         .words("workload", "workload", |row| Cell::name(&row.title))
         .words("strategy", "strategy", |row| context.strategy(&row.strategy))
         .numbers("event", "event", |row| Cell::count(row.event))
-        .words("moment", "occasion", |row| occasion(row.occasion))
-        .numbers("allocated", "allocated", |row| Cell::bytes(row.allocated))
-        .numbers("waiting for a stream", "pending", |row| Cell::bytes(row.pending))
-        .numbers("free", "free", |row| Cell::bytes(row.free))
-        .numbers("largest free block", "largest_free", |row| Cell::bytes(row.largest_free))
-        .numbers("segments", "segments", |row| Cell::count(row.segments));
+        .words("moment", "occasion", occasion)
+        .numbers("allocated", "allocated", |row| Cell::bytes(row.sums.allocated))
+        .numbers("waiting for a stream", "pending", |row| Cell::bytes(row.sums.pending))
+        .numbers("in holes", "free", |row| Cell::bytes(row.sums.free))
+        .numbers("holes", "holes", |row| Cell::count(row.sums.holes))
+        .numbers("largest hole", "largest_hole", |row| Cell::bytes(row.sums.largest_hole))
+        .numbers("segments", "segments", |row| Cell::count(row.sums.segments));
     let table = table.html("Memory at the peak, at the first failure and at the end", no_case);
-    let words = "Segments in address order, like words in a text; every rectangle is a block. Choose a case and step \
-                 through its moments.";
+    let words = "All reserved memory in address order, in rows like lines of text. Orange is a hole: reserved \
+                 and free. Every other colour is a block in use. A tick begins a segment.";
     let body = chart("map", 0, "Blocks in segments", words, "Memory map") + &folded(&table);
     Some((PageSection { id: "map", subject: "Memory map", finding, body }, maps))
+}
+
+/// The section with addresses over time; `None` if no case has any.
+pub(super) fn address_section(context: &PageContext<'_>, charts: &[AddressChart]) -> Option<PageSection> {
+    if charts.is_empty() {
+        return None;
+    }
+    let table = HtmlTable::of(charts)
+        .words("workload", "workload", |chart| Cell::name(&chart.title))
+        .words("strategy", "strategy", |chart| context.strategy(context.strategies[chart.strategy]))
+        .numbers("blocks", "blocks", |chart| Cell::count(chart.lifetimes.blocks_left_out.all))
+        .numbers("drawn one by one", "drawn", |chart| Cell::count(chart.lifetimes.blocks.len() as u64))
+        .numbers("bytes x events drawn as a mean", "left_out", |chart| Cell::text(&left_out(chart)));
+    let table = table.html("Blocks in the pictures of addresses over time", no_case);
+    let words = "Every rectangle is a block: from left to right its life, from bottom to top its addresses. Orange is reserved \
+                 and free; what is orange beside blocks that never end is fragmentation. Segments that are far apart on \
+                 the device are drawn one above another, without the gaps.";
+    let body = chart("address", 0, "Blocks over addresses and time", words, "Addresses over time") + &folded(&table);
+    let finding = "Where blocks lay, and how long".to_owned();
+    Some(PageSection { id: "addresses", subject: "Addresses", finding, body })
+}
+
+/// The part of memory x time that is not drawn block by block, in percent.
+fn left_out(chart: &AddressChart) -> String {
+    match chart.lifetimes.blocks_left_out.millionths {
+        0 => "0 %".to_owned(),
+        millionths => format!("{:.4} %", millionths as f64 / 10_000.0),
+    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 //! What a page is made from: the files of runs, their cases in comparable groups, and the choice of
-//! cases to draw.
+//! cases to draw, by interest.
 
 use std::{
     borrow::Cow,
@@ -13,11 +13,12 @@ use super::{
         render::{Places, distinct},
         scenario::{CaseGroup, groups, titles},
     },
-    element::{Cell, HtmlTable, breakable},
+    element::{Cell, HtmlTable, StrategyLook, breakable},
 };
 use crate::{
     answer::{claims::ClaimRecord, techniques::TechniqueRecord, threshold::ThresholdRecord},
     measure::{CaseDetail, CaseRecord, Status, TimingRecord},
+    strategy::StrategySpec,
 };
 
 /// A run for the page, from its folder or from memory.
@@ -143,17 +144,13 @@ impl<'a> CollectedRuns<'a> {
     }
 }
 
-/// The number of colours; further strategies repeat them with another dash.
-const COLOURS: usize = 8;
-
-/// What the sections share: the cases in comparable groups, their titles, and the colours of
+/// What the sections share: the cases in comparable groups, their titles, and the
 /// strategies.
 pub(super) struct PageContext<'a> {
     pub(super) runs: &'a CollectedRuns<'a>,
     pub(super) groups: Vec<CaseGroup<'a>>,
     /// One title per group.
     pub(super) titles: Vec<String>,
-    /// In the order of their colours.
     pub(super) strategies: Vec<&'a str>,
     places: Places<'a>,
 }
@@ -198,9 +195,9 @@ impl<'a> PageContext<'a> {
         }
     }
 
-    /// The name of a strategy after its colour.
+    /// The name of a strategy after its marker.
     pub(super) fn marked(&self, strategy: &str) -> String {
-        format!("<span class=\"swatch c{}\"></span>{}", self.place(strategy) % COLOURS, breakable(strategy))
+        format!("<span class=\"{}\"></span>{}", StrategyLook::of(strategy).swatch(), breakable(strategy))
     }
 
     /// The same as a cell.
@@ -261,52 +258,84 @@ pub(super) fn moment(record: &CaseRecord) -> String {
     }
 }
 
-/// At most this many cases are drawn. A page of 500 timelines opens slowly; the other cases get a
-/// small line beside their row.
-const MOST_DRAWN: usize = 40;
-
-/// The ids of the cases to draw: those whose id contains one of `wanted`, then from each group in
-/// turn the best, those that ran out of memory, the worst, and the rest.
-pub(super) fn drawn(groups: &[CaseGroup<'_>], wanted: &[String]) -> BTreeSet<String> {
-    let mut chosen = BTreeSet::new();
-    let all = groups.iter().flat_map(|group| &group.records);
-    let is_wanted = |record: &CaseRecord| wanted.iter().any(|pattern| record.case_id.contains(pattern.as_str()));
-    chosen.extend(all.filter(|record| is_wanted(record)).take(MOST_DRAWN).map(|record| record.case_id.clone()));
-    let mut queues: Vec<Vec<&CaseRecord>> = groups.iter().map(by_interest).collect();
-    while chosen.len() < MOST_DRAWN && queues.iter().any(|queue| !queue.is_empty()) {
-        for queue in &mut queues {
-            if chosen.len() < MOST_DRAWN
-                && let Some(record) = queue.pop()
-            {
-                chosen.insert(record.case_id.clone());
-            }
-        }
-    }
-    chosen
+/// The factor between the most and the least memory in a group; `None` if fewer than two cases can be compared.
+pub(super) fn spread(group: &CaseGroup<'_>) -> Option<f64> {
+    let bytes = |record| group.compared_bytes(record).unwrap_or(0);
+    Some(bytes(most(group)?) as f64 / bytes(least(group)?).max(1) as f64)
 }
 
-/// The measured cases of a group, the most interesting last.
-fn by_interest<'a>(group: &CaseGroup<'a>) -> Vec<&'a CaseRecord> {
-    let measured = || group.records.iter().copied().filter(|record| record.clock.is_some());
-    let best = known_memory(group).min_by_key(|record| group.compared_bytes(record));
-    let worst = group.contenders().max_by_key(|record| record.peak_reserved_bytes);
-    let is = |one: Option<&CaseRecord>, record: &CaseRecord| one.is_some_and(|one| std::ptr::eq(one, record));
-    let mut records: Vec<&CaseRecord> = measured().collect();
-    // The sort is stable and the list is read from the back, so the first of equals must come last.
-    records.reverse();
-    records.sort_by_key(|record| match record.status {
-        _ if is(best, record) => 3,
-        Status::Oom => 2,
-        _ if is(worst, record) => 1,
-        _ => 0,
-    });
-    records
+/// At most this many cases are drawn: each has some 50 KB of points and a memory map. The other cases get a small line
+/// beside their row.
+const MOST_DRAWN: usize = 40;
+/// In the first turn, a workload gets at most this many of its failures.
+const MOST_FAILURES: usize = 2;
+
+impl<'a> PageContext<'a> {
+    /// The places of the groups, the most interesting first: some cases ran out of memory and others did not, all ran out,
+    /// and then those in which strategies differ most.
+    pub(super) fn by_interest(&self) -> Vec<usize> {
+        let interest = |group: &CaseGroup<'_>| {
+            let (failed, all) = (out_of_memory(group).count(), measured(group).count());
+            let rank = if failed == 0 { 0 } else { 1 + u8::from(failed < all) };
+            (rank, spread(group).unwrap_or(1.0))
+        };
+        let interests: Vec<(u8, f64)> = self.groups.iter().map(interest).collect();
+        let mut places: Vec<usize> = (0..self.groups.len()).collect();
+        places.sort_by(|&a, &b| interests[b].0.cmp(&interests[a].0).then(interests[b].1.total_cmp(&interests[a].1)));
+        places
+    }
+
+    /// The ids of the cases to draw: those whose id contains one of `wanted`, then of every workload what explains it, and
+    /// then the other cases, the most interesting workload first.
+    pub(super) fn drawn(&self, wanted: &[String]) -> BTreeSet<String> {
+        let is_wanted = |record: &&&CaseRecord| wanted.iter().any(|part| record.case_id.contains(part.as_str()));
+        let bases: BTreeSet<&str> = self.runs.runs.iter().filter_map(base).collect();
+        let groups: Vec<&CaseGroup<'_>> = self.by_interest().into_iter().map(|place| &self.groups[place]).collect();
+        let wanted = groups.iter().flat_map(|group| group.records.iter().filter(is_wanted).copied());
+        let explaining = groups.iter().flat_map(|group| explaining(group, &bases));
+        let others = groups.iter().flat_map(|group| {
+            let mut others: Vec<&CaseRecord> = measured(group).collect();
+            others.sort_by_key(|record| takes_fixed_part(record));
+            others
+        });
+        let mut chosen = BTreeSet::new();
+        for record in wanted.chain(explaining).chain(others) {
+            if chosen.len() == MOST_DRAWN {
+                break;
+            }
+            chosen.insert(record.case_id.clone());
+        }
+        chosen
+    }
+}
+
+/// The strategy that a run compares with.
+fn base(run: &PageRun) -> Option<&str> {
+    run.environment.settings.as_ref().map(|settings| settings.base.as_str())
+}
+
+/// Whether the strategy of a case takes a fixed part of the device. Its memory says nothing about the program.
+pub(super) fn takes_fixed_part(record: &CaseRecord) -> bool {
+    StrategySpec::from(record.strategy.as_str()).takes_fixed_part()
+}
+
+fn measured<'a>(group: &CaseGroup<'a>) -> impl Iterator<Item = &'a CaseRecord> {
+    group.records.iter().copied().filter(|record| record.clock.is_some())
+}
+
+/// The cases that explain a workload: failures, the base, the best and the worst.
+fn explaining<'a>(group: &CaseGroup<'a>, bases: &BTreeSet<&str>) -> Vec<&'a CaseRecord> {
+    let mut failed: Vec<&CaseRecord> = measured(group).filter(|record| record.status == Status::Oom).collect();
+    failed.sort_by_key(|record| takes_fixed_part(record));
+    failed.truncate(MOST_FAILURES);
+    let base = measured(group).find(|record| bases.contains(record.strategy.as_str()));
+    failed.into_iter().chain(base).chain(least(group)).chain(most(group)).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{device::DeviceClock, measure::CaseLabel};
+    use crate::{device::DeviceClock, measure::CaseLabel, report::RunSettings};
 
     fn run(name: &str, rows: &[(&str, u64)]) -> PageRun {
         let record = |&(workload, reserved): &(&str, u64)| {
@@ -344,25 +373,43 @@ mod tests {
             .collect()
     }
 
+    fn names(chosen: &BTreeSet<String>) -> Vec<&str> {
+        chosen.iter().map(|id| id.split('@').next().unwrap().trim_start_matches('/')).collect()
+    }
+
+    /// Many workloads: the last has the widest spread, one before it a failure.
     #[test]
-    fn best_case_of_every_workload_is_drawn() {
-        let few = records(6, 3);
-        assert_eq!(drawn(&groups(&few), &[]).len(), 18);
-        let many = records(35, 15);
-        let chosen = drawn(&groups(&many), &["w34/s07".to_owned()]);
-        assert_eq!(chosen.len(), MOST_DRAWN);
-        assert!(chosen.iter().any(|id| id.contains("w34/s07")), "wanted cases are drawn");
-        for workload in 0..35 {
-            assert!(chosen.iter().any(|id| id.contains(&format!("w{workload:02}/s14"))), "the best of {workload}");
+    fn failures_are_drawn_first_and_then_the_widest_spread() {
+        let few = [PageRun { records: records(6, 3), ..PageRun::default() }];
+        assert_eq!(PageContext::new(&CollectedRuns::new(&few)).drawn(&[]).len(), 18, "all of a few");
+        let mut many = records(35, 15);
+        for record in many.iter_mut().filter(|record| record.workload == "w34") {
+            record.peak_device_used_bytes = record.peak_device_used_bytes.map(|bytes| bytes * bytes);
         }
+        many[20 * 15 + 7].status = Status::Oom;
+        let settings = Some(RunSettings { base: "s05".to_owned(), ..RunSettings::default() });
+        let environment = Environment { settings, ..Environment::default() };
+        let runs = [PageRun { records: many, environment, ..PageRun::default() }];
+        let collected = CollectedRuns::new(&runs);
+        let context = PageContext::new(&collected);
+        assert_eq!(context.by_interest()[..3], [20, 34, 0]);
+        let chosen = context.drawn(&["w33/s07".to_owned()]);
+        let names = names(&chosen);
+        assert_eq!(chosen.len(), MOST_DRAWN);
+        for expected in ["w33/s07", "w20/s07", "w20/s05", "w20/s14", "w20/s00", "w34/s05", "w34/s14", "w34/s00"] {
+            assert!(names.contains(&expected), "{expected} is not in {names:?}");
+        }
+        assert!(!names.contains(&"w34/s03"), "base, best and worst only");
     }
 
     #[test]
-    fn out_of_memory_comes_before_the_worst() {
+    fn fixed_part_of_the_device_is_not_the_worst() {
         let mut group = records(1, 4);
-        group[1].status = Status::Oom;
-        let order: Vec<&str> =
-            by_interest(&groups(&group)[0]).iter().rev().map(|record| record.strategy.as_str()).collect();
-        assert_eq!(order, ["s03", "s01", "s00", "s02"], "best (and worst), out of memory, then in order");
+        group[0].strategy = "arena".to_owned();
+        let groups = groups(&group);
+        let chosen: Vec<&str> =
+            explaining(&groups[0], &BTreeSet::new()).iter().map(|record| record.strategy.as_str()).collect();
+        assert_eq!(chosen, ["s03", "s01"], "the best and the worst");
+        assert!(takes_fixed_part(&group[0]));
     }
 }

@@ -1,13 +1,111 @@
 //! Speed: time in driver calls by outcome, and wall-clock times where they were measured.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use super::{
-    element::{Cell, HtmlTable, PageSection, code, escape},
+    super::{render::counted, scenario::FamilyFigures},
+    chart_data::ChartData,
+    element::{Cell, HtmlTable, PageSection, code, escape, listed},
+    first_screen::{
+        Answer, FirstChart, StripChart, StripDot, StripRow, StripUnit, WorkloadList, id_pattern, place_chart, question,
+        short, stem,
+    },
     page_context::{CaseRow, PageContext, fastest},
 };
 use crate::{
     base::Nanos,
     measure::{CaseRecord, TimingRecord},
 };
+
+/// The strategy that does nothing: its time is that of the measurement.
+const NOTHING: &str = "null";
+
+/// Whether most cases of a suite have wall-clock times.
+pub(super) fn is_timed(context: &PageContext<'_>, suite: &str) -> bool {
+    let cases = context.groups.iter().filter(|group| group.scenario.suite == suite).map(|group| group.records.len());
+    let timed: BTreeSet<&str> = timings(context, suite).map(|row| row.case_id.as_str()).collect();
+    !timed.is_empty() && 2 * timed.len() >= cases.sum()
+}
+
+fn timings<'a>(context: &PageContext<'a>, suite: &str) -> impl Iterator<Item = &'a TimingRecord> {
+    context.runs.all(|run| &run.timings).into_iter().filter(move |row| row.suite == suite)
+}
+
+/// How fast strategies are; `None` without times.
+pub(super) fn answer(context: &PageContext<'_>, data: &mut ChartData, suite: &str) -> Option<Answer> {
+    let mut workloads = WorkloadList::default();
+    let mut strips: BTreeMap<&str, StripRow> = BTreeMap::new();
+    let mut alone: BTreeMap<&str, BTreeMap<&str, (&str, f64)>> = BTreeMap::new();
+    for row in timings(context, suite) {
+        let strip = strips.entry(&row.strategy).or_default();
+        strip.strategy = context.place(&row.strategy);
+        let threads = row.threads.map_or_else(String::new, |threads| format!(", threads: {threads}"));
+        let place = workloads.place(&format!("{}{threads}", row.workload), &id_pattern(&row.case_id, &row.strategy));
+        let scale = row.ns_per_operation / (row.pass_median_ns.max(1)) as f64;
+        let passes = (short(row.pass_min_ns as f64 * scale), short(row.pass_max_ns as f64 * scale));
+        let note = format!("passes: {}", row.passes);
+        strip.dots.push(StripDot(place, short(row.ns_per_operation), note, Some(passes)));
+        if row.threads.is_none() {
+            // Of several sizes of a pattern, the one without parameters of its own.
+            let own = (row.workload.as_str(), row.ns_per_operation);
+            let kept = alone.entry(&row.strategy).or_default().entry(stem(&row.workload)).or_insert(own);
+            if row.workload.len() < kept.0.len() {
+                *kept = own;
+            }
+        }
+    }
+    // Medians are compared over the patterns that all strategies ran.
+    let shared: BTreeSet<&str> = alone
+        .values()
+        .map(|times| times.keys().copied().collect::<BTreeSet<&str>>())
+        .reduce(|common, own| common.intersection(&own).copied().collect())
+        .unwrap_or_default();
+    for (strategy, strip) in &mut strips {
+        let times = alone
+            .get(strategy)
+            .map(|times| shared.iter().filter_map(|name| times.get(name).map(|(_, time)| *time)).collect());
+        strip.median = times.and_then(|times| FamilyFigures::of(times).median).map(short);
+    }
+    let mut strips: Vec<(&str, StripRow)> = strips.into_iter().collect();
+    strips.sort_by(|one, other| {
+        let median = |row: &StripRow| row.median.unwrap_or(f64::INFINITY);
+        median(&one.1).total_cmp(&median(&other.1))
+    });
+    let sentence = time_sentence(&strips, &shared)?;
+    let nothing = match strips.iter().any(|(name, _)| *name == NOTHING) {
+        true => format!(" {} does nothing and only measures.", code(NOTHING)),
+        false => String::new(),
+    };
+    let caption = format!(
+        "Dot: one pattern, with its fastest and slowest pass; hollow: threads under a lock. Bar: median of {}.{nothing}",
+        counted(shared.len(), "pattern", "patterns"),
+    );
+    let chart = StripChart {
+        axis: "time per operation (log)".to_owned(),
+        unit: StripUnit::Nanoseconds,
+        time_axis: String::new(),
+        workloads: workloads.all,
+        rows: strips.into_iter().map(|(_, strip)| strip).collect(),
+    };
+    let picture = place_chart(data, FirstChart::Strips(chart), "Time per operation, one row for each strategy");
+    let question = question(context.runs.runs, suite, "How fast is each strategy?");
+    Some(Answer { question, sentence, picture, caption, more: String::new() })
+}
+
+/// The fastest, and how the others compare; `None` if nothing was timed.
+fn time_sentence(strips: &[(&str, StripRow)], shared: &BTreeSet<&str>) -> Option<String> {
+    let mut real = strips.iter().filter(|(name, _)| *name != NOTHING);
+    let (name, fastest) = real.next()?;
+    let Some(median) = fastest.median else {
+        return Some("No pattern was run by all strategies, so their times cannot be compared.".to_owned());
+    };
+    let others: Vec<String> = real
+        .filter_map(|(name, strip)| Some(format!("{} {}", code(name), Nanos(strip.median?.round() as u64))))
+        .collect();
+    let over = counted(shared.len(), "pattern", "patterns");
+    let rest = if others.is_empty() { String::new() } else { format!("; {}", listed(&others)) };
+    Some(format!("{} takes {} per operation (median over {over}){rest}.", code(name), Nanos(median.round() as u64)))
+}
 
 /// The section; `None` if nothing ran.
 pub(super) fn section(context: &PageContext<'_>) -> Option<PageSection> {

@@ -82,7 +82,7 @@ fn detail(label: &CaseLabel, reserved: u64) -> CaseDetail {
         })
         .collect();
     let block = |place: u64| {
-        FrameBlock::from((10_000_000 + place * 4096, (place % 4) as u8, (place % 8) as u8, Some(place * 500)))
+        FrameBlock::from([10_000_000 + place * 4096, place % 4, place % 8, place * 500, place % 50].map(Some).to_vec())
     };
     detail.frames = (0..19)
         .map(|place| LayoutFrame {
@@ -92,6 +92,7 @@ fn detail(label: &CaseLabel, reserved: u64) -> CaseDetail {
                 18 => Occasion::End,
                 _ => Occasion::Regular,
             },
+            sums: None,
             segments: (0..100)
                 .map(|segment| FrameSegment {
                     pieces: 1,

@@ -5,13 +5,18 @@ use std::{
     net::TcpStream,
     path::Path,
     process::{Child, ChildStdout, Command, Stdio},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use serde_json::{Value, json};
 
+static TURN: Mutex<()> = Mutex::new(());
+
 /// A browser window, closed when it is dropped.
 pub struct Browser {
+    /// One window at a time: several on a busy machine draw so slowly that tests time out.
+    _turn: MutexGuard<'static, ()>,
     driver: Child,
     /// The driver's output; kept open so that the driver can keep writing.
     _words: BufReader<ChildStdout>,
@@ -23,6 +28,7 @@ impl Browser {
     /// Opens a window, or returns why there is no browser. A browser that exists but does not work
     /// fails the test.
     pub fn open(width: u32, height: u32) -> Result<Browser, String> {
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let started = Command::new("chromedriver").arg("--port=0").stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
         let mut driver = match started {
             Err(error) if error.kind() == ErrorKind::NotFound => return Err("chromedriver is not installed".to_owned()),
@@ -30,7 +36,7 @@ impl Browser {
         };
         let mut words = BufReader::new(driver.stdout.take().unwrap());
         let port = announced_port(&mut words).unwrap();
-        let mut browser = Browser { driver, _words: words, port, session: String::new() };
+        let mut browser = Browser { _turn: turn, driver, _words: words, port, session: String::new() };
         let mut arguments: Vec<String> =
             ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"].map(str::to_owned).to_vec();
         arguments.push(format!("--window-size={width},{height}"));
@@ -58,7 +64,7 @@ impl Browser {
 
     /// Polls a JavaScript condition until it is `true`.
     pub fn wait_for(&self, condition: &str) {
-        for _ in 0..200 {
+        for _ in 0..1200 {
             if self.run(&format!("return {condition}")) == json!(true) {
                 return;
             }
@@ -197,7 +203,7 @@ fn announced_port(words: &mut BufReader<ChildStdout>) -> Option<u16> {
     None
 }
 
-fn from_base64(text: &str) -> Vec<u8> {
+pub fn from_base64(text: &str) -> Vec<u8> {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let digits: Vec<u32> =
         text.bytes().filter_map(|letter| LETTERS.iter().position(|&known| known == letter)).map(|d| d as u32).collect();

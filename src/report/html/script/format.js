@@ -31,10 +31,19 @@ function ticks(low, high, wanted) {
   return found;
 }
 
-/** The same for memory, in the largest unit that fits. */
+/** The same for memory: steps are powers of two, so ticks are round in binary units. */
 function memoryTicks(high, wanted) {
-  const unit = high >= 2 << 20 ? 1 << 20 : high >= 2 << 10 ? 1 << 10 : 1;
-  return ticks(0, high / unit, wanted).map((tick) => tick * unit);
+  const step = 2 ** Math.max(0, Math.ceil(Math.log2(high / Math.max(1, wanted))));
+  const found = [];
+  for (let tick = 0; tick <= high; tick += step) found.push(tick);
+  return found;
+}
+
+/** A round amount without needless zeros: 512 MiB, 1 GiB, 1.5 GiB. */
+function roundBytes(kib) {
+  if (kib === 0) return '0';
+  const [size, name] = [[1 << 20, 'GiB'], [1 << 10, 'MiB'], [1, 'KiB']].find(([unit]) => kib >= unit) || [1, 'KiB'];
+  return `${Number((kib / size).toFixed(3))} ${name}`;
 }
 
 /** The last place of a sorted list whose value is at most `value`; 0 if there is none. */

@@ -1,12 +1,31 @@
-// A plot: axes, a crosshair with values, zoom by drag, wheel and keys.
+// A plot: axes with titles, a crosshair with values, zoom by drag, wheel and keys.
 
-const MARGIN = { left: 66, right: 14, top: 14, bottom: 34 };
+const MARGIN = { left: 74, right: 14, top: 36, bottom: 50 };
+/** From this width on, lines are named at their ends. */
+const WIDE = 640;
 let plots = 0;
+
+/**
+ * Charts of one workload show the same moment. A member is told the others' moment by `follow({ event, step })`, or null
+ * when the cursor leaves; what it does not know is undefined.
+ */
+const cursors = {
+  members: new Map(),
+  join(name, member) {
+    if (!this.members.has(name)) this.members.set(name, new Set());
+    this.members.get(name).add(member);
+  },
+  move(name, from, moment) {
+    for (const member of this.members.get(name) || []) if (member !== from) member.follow(moment);
+  },
+};
 
 class Plot {
   /**
-   * `options`: `label`, `domain()` of the horizontal axis, `highest(from, to)` in KiB, `tick(x)`, `draw(plot, layer)` and
-   * `read(x)`, which gives a title and rows of [colour class, name, value].
+   * `options`: `label`, `domain()` of the horizontal axis, `highest(from, to)` in KiB, `tick(x)`, `titles()` of the horizontal
+   * and the vertical axis, `draw(plot, layer)`, and `read(x)`, which gives a title and rows of [swatch classes, name, value,
+   * level]. Optional: `ends()`, the lines to name at their ends; `zoom`, the name of the zoom in the address; `link`, with
+   * `name`, `moment(x)` and `place(moment)`, for a cursor shared with other charts.
    */
   constructor(host, options) {
     this.host = host;
@@ -19,8 +38,11 @@ class Plot {
     this.reset.addEventListener('click', () => this.show(options.domain()));
     host.append(this.root, this.readout);
     this.listen();
+    if (options.link) cursors.join(options.link.name, this);
     new ResizeObserver(() => this.draw()).observe(host);
-    this.draw();
+    const stored = (options.zoom && pageState.get(options.zoom) || '').split('-').map(Number);
+    if (stored.length === 2 && stored[1] > stored[0]) this.show(stored);
+    else this.draw();
   }
 
   /** Zooms to this part of the horizontal axis. */
@@ -31,6 +53,7 @@ class Plot {
     const start = Math.min(Math.max(from, first), last - width);
     this.view = [start, start + width];
     this.reset.hidden = width >= last - first;
+    if (this.options.zoom) pageState.set(this.options.zoom, this.reset.hidden ? null : this.view.map(Math.round).join('-'));
     this.cursor = undefined;
     this.draw();
   }
@@ -51,35 +74,62 @@ class Plot {
 
   draw() {
     this.width = Math.max(280, this.host.clientWidth);
-    this.height = this.width < 500 ? 250 : 320;
-    this.inner = this.width - MARGIN.left - MARGIN.right;
-    this.top = Math.max(1, this.options.highest(...this.view)) * 1.06;
+    this.height = this.width < 500 ? 280 : 350;
+    const ends = this.width >= WIDE && this.options.ends ? this.options.ends() : [];
+    const longest = Math.max(0, ...ends.map(({ text }) => text.length));
+    this.right = this.width - MARGIN.right - (longest ? Math.min(230, 24 + 6.4 * longest) : 0);
+    this.inner = this.right - MARGIN.left;
+    this.top = Math.max(1, this.options.highest(...this.view)) * 1.08;
     this.root.setAttribute('viewBox', `0 0 ${this.width} ${this.height}`);
     this.root.style.height = `${this.height}px`;
     this.root.replaceChildren();
     this.axes();
     const clip = svg('clipPath', { id: this.id }, svg('defs', {}, this.root));
-    svg('rect', { x: MARGIN.left, y: 0, width: this.inner, height: this.height - MARGIN.bottom + 1 }, clip);
+    svg('rect', { x: MARGIN.left, y: MARGIN.top - 2, width: this.inner, height: this.height - MARGIN.top - MARGIN.bottom + 3 }, clip);
     const layer = svg('g', { 'clip-path': `url(#${this.id})` }, this.root);
     this.options.draw(this, layer);
+    this.nameEnds(ends);
     this.overlay = svg('g', {}, this.root);
     this.point();
   }
 
   axes() {
     const floor = this.height - MARGIN.bottom;
-    for (const tick of memoryTicks(this.top, 5)) {
+    const [across, up] = this.options.titles();
+    svg('text', { class: 'title', x: 2, y: 13 }, this.root).textContent = up;
+    svg('text', { class: 'title', x: this.right, y: this.height - 8, 'text-anchor': 'end' }, this.root).textContent = across;
+    for (const tick of memoryTicks(this.top, 6)) {
       const y = this.y(tick);
-      svg('line', { class: 'grid', x1: MARGIN.left, x2: this.width - MARGIN.right, y1: y, y2: y }, this.root);
-      svg('text', { x: MARGIN.left - 8, y: y + 4, 'text-anchor': 'end' }, this.root).textContent = bytes(tick);
+      svg('line', { class: 'grid', x1: MARGIN.left, x2: this.right, y1: y, y2: y }, this.root);
+      svg('text', { x: MARGIN.left - 8, y: y + 4, 'text-anchor': 'end' }, this.root).textContent = roundBytes(tick);
     }
     for (const tick of ticks(...this.view, this.width < 500 ? 3 : 7)) {
       const x = this.x(tick);
       svg('line', { class: 'axis', x1: x, x2: x, y1: floor, y2: floor + 5 }, this.root);
-      const anchor = x > this.width - 40 ? 'end' : 'middle';
+      const anchor = x > this.right - 24 ? 'end' : 'middle';
       svg('text', { x, y: floor + 20, 'text-anchor': anchor }, this.root).textContent = this.options.tick(tick);
     }
-    svg('line', { class: 'axis', x1: MARGIN.left, x2: this.width - MARGIN.right, y1: floor, y2: floor }, this.root);
+    svg('line', { class: 'axis', x1: MARGIN.left, x2: this.right, y1: floor, y2: floor }, this.root);
+  }
+
+  /** Names beside the ends of lines: `ends` are strategies with a text and the end of the line. Names that overlap are moved apart. */
+  nameEnds(ends) {
+    const apart = 14;
+    const [low, high] = [MARGIN.top, this.height - MARGIN.bottom];
+    const names = ends
+      .map(({ strategy, text, x, level }) => ({ strategy, text, x: Math.min(this.x(x), this.right), at: Math.min(Math.max(this.y(level), low), high) }))
+      .sort((a, b) => a.at - b.at);
+    names.forEach((name, place) => { name.y = Math.max(name.at, place ? names[place - 1].y + apart : low); });
+    for (let place = names.length - 1; place >= 0; place -= 1) {
+      names[place].y = Math.min(names[place].y, place + 1 < names.length ? names[place + 1].y - apart : high);
+    }
+    for (const { strategy, text, x, at, y } of names) {
+      svg('path', { class: `leader ${strategyClass(strategy)}`, d: `M${x.toFixed(1)} ${at.toFixed(1)}L${this.right + 8} ${y.toFixed(1)}` }, this.root);
+      marker(strategy, this.right + 12, y, this.root);
+      const name = svg('text', { class: 'end', x: this.right + 20, y: y + 4 }, this.root);
+      name.textContent = text;
+      if (text !== data.strategies[strategy]) svg('title', {}, name).textContent = data.strategies[strategy];
+    }
   }
 
   /** The end of a series: a run that ended early has no line beyond it. */
@@ -125,11 +175,21 @@ class Plot {
     svg('path', { ...attributes, d: `${path}Z` }, layer);
   }
 
-  /** A horizontal line with a label. */
-  level(layer, kib, className, text) {
+  /** Some markers on the line of a strategy, each line at other places. */
+  markers(layer, xs, values, strategy, turn, turns) {
+    const end = Number(this.endOf(xs));
+    for (let part = 0; part < 5; part += 1) {
+      const x = MARGIN.left + this.inner * ((part + (turn + 0.5) / turns) / 5);
+      if (x < this.x(xs[0]) || x > end) continue;
+      marker(strategy, x, this.y(values[placeOf(xs, this.valueAt(x))]), layer);
+    }
+  }
+
+  /** A horizontal line with a label at its left or right. */
+  level(layer, kib, className, text, anchor = 'end') {
     const y = this.y(kib);
-    svg('line', { class: className, x1: MARGIN.left, x2: this.width - MARGIN.right, y1: y, y2: y }, layer);
-    svg('text', { x: this.width - MARGIN.right - 4, y: y - 5, 'text-anchor': 'end' }, layer).textContent = text;
+    svg('line', { class: className, x1: MARGIN.left, x2: this.right, y1: y, y2: y }, layer);
+    svg('text', { x: anchor === 'end' ? this.right - 4 : MARGIN.left + 4, y: y - 5, 'text-anchor': anchor }, layer).textContent = text;
   }
 
   point() {
@@ -141,22 +201,56 @@ class Plot {
     const x = this.x(this.cursor);
     svg('line', { class: 'crosshair', x1: x, x2: x, y1: MARGIN.top, y2: this.height - MARGIN.bottom }, this.overlay);
     const { title, rows } = this.options.read(this.cursor);
-    const body = html('table', { role: 'presentation' });
-    for (const [colour, name, text, level] of rows) {
-      body.append(html('tr', {}, html('td', {}, html('span', { class: `swatch ${colour}` }), name), html('td', { class: 'number' }, text)));
-      if (level !== undefined) svg('circle', { class: `point ${colour}`, cx: x, cy: this.y(level), r: 4 }, this.overlay);
+    const body = html('div', { class: 'values' });
+    // On a phone there is room for a few.
+    const shown = rows.slice(0, this.width < 500 ? 6 : rows.length);
+    for (const [swatches, name, text] of shown) {
+      body.append(html('span', { class: 'name' }, html('span', { class: `swatch ${swatches}` }), name), html('span', { class: 'number' }, text));
     }
+    for (const [swatches, , , level] of rows) {
+      if (level !== undefined) svg('circle', { class: `point ${swatches.replace(/swatch|m\d/g, '')}`, cx: x, cy: this.y(level), r: 3.5 }, this.overlay);
+    }
+    body.classList.toggle('two', shown.length > 8);
     this.readout.replaceChildren(html('strong', {}, title), body);
+    if (shown.length < rows.length) this.readout.append(html('small', {}, `${rows.length - shown.length} more`));
     this.readout.hidden = false;
-    const beside = x + 16 + this.readout.offsetWidth > this.width ? x - 16 - this.readout.offsetWidth : x + 16;
-    this.readout.style.left = `${Math.max(0, beside)}px`;
-    const [frame, own] = [this.host, this.root].map((element) => element.getBoundingClientRect().top);
-    this.readout.style.top = `${own - frame + MARGIN.top}px`;
+    this.placeReadout(x);
+  }
+
+  /** Inside the plot, beside the crosshair. */
+  placeReadout(x) {
+    const own = this.root.offsetWidth ? this.root : this.host;
+    const [frame, top] = [this.host.getBoundingClientRect().top, this.root.getBoundingClientRect().top];
+    this.readout.style.maxWidth = `${own.clientWidth || this.width}px`;
+    const width = this.readout.offsetWidth;
+    const beside = x + 16 + width > this.width ? x - 16 - width : x + 16;
+    this.readout.style.left = `${Math.min(Math.max(0, beside), Math.max(0, this.width - width))}px`;
+    this.readout.style.top = `${top - frame + Math.max(0, Math.min(MARGIN.top, this.height - this.readout.offsetHeight))}px`;
+  }
+
+  /** Another chart of the workload shows this moment. */
+  follow(moment) {
+    if (!this.root.isConnected) return;
+    const x = moment ? this.options.link.place(moment) : undefined;
+    this.cursor = x >= this.view[0] && x <= this.view[1] ? x : undefined;
+    this.point();
+  }
+
+  tell() {
+    const { link } = this.options;
+    if (link) cursors.move(link.name, this, this.cursor === undefined ? null : link.moment(this.cursor));
+  }
+
+  leave() {
+    this.cursor = undefined;
+    this.point();
+    this.tell();
   }
 
   moveTo(value) {
     this.cursor = Math.min(Math.max(value, this.view[0]), this.view[1]);
     this.point();
+    this.tell();
   }
 
   zoom(factor, around) {
@@ -168,7 +262,9 @@ class Plot {
     const pixel = (event) => event.clientX - this.root.getBoundingClientRect().left;
     let from;
     this.root.addEventListener('pointerdown', (event) => {
-      if (event.button === 0) from = pixel(event);
+      if (event.button !== 0) return;
+      from = pixel(event);
+      this.root.setPointerCapture(event.pointerId);
     });
     this.root.addEventListener('pointermove', (event) => {
       this.moveTo(this.valueAt(pixel(event)));
@@ -177,16 +273,14 @@ class Plot {
       if (right - left < 6) return;
       svg('rect', { class: 'selection', x: left, y: MARGIN.top, width: right - left, height: this.height - MARGIN.top - MARGIN.bottom }, this.overlay);
     });
-    window.addEventListener('pointerup', (event) => {
+    this.root.addEventListener('pointerup', (event) => {
       if (from === undefined) return;
       const [left, right] = [from, pixel(event)].sort((a, b) => a - b);
       from = undefined;
       if (right - left >= 6) this.show([this.valueAt(left), this.valueAt(right)]);
     });
-    this.root.addEventListener('pointerleave', () => {
-      this.cursor = undefined;
-      this.point();
-    });
+    this.root.addEventListener('pointerleave', () => this.leave());
+    this.root.addEventListener('blur', () => this.leave());
     this.root.addEventListener('dblclick', () => this.show(this.options.domain()));
     // The wheel scrolls the page unless this plot has the focus.
     this.root.addEventListener('wheel', (event) => {
@@ -207,7 +301,7 @@ class Plot {
         '=': () => { this.zoom(0.5, now); this.moveTo(now); },
         '-': () => { this.zoom(2, now); this.moveTo(now); },
         0: () => this.show(this.options.domain()),
-        Escape: () => { this.cursor = undefined; this.point(); },
+        Escape: () => this.leave(),
       };
       if (!actions[event.key]) return;
       event.preventDefault();
