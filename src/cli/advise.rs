@@ -6,7 +6,7 @@ use anyhow::anyhow;
 
 use super::{
     exit::{self, CommandError, CommandResult, StopPolicy},
-    export::JsonExport,
+    export::{self, JsonExport, PageExport},
     options::{DeviceChoice, Format},
     output,
     progress::Stages,
@@ -16,15 +16,16 @@ use super::{
 use crate::{
     answer::{
         advise::{self, Advice, AdviceQuestion, AvailableMemory, Confidence, SettingsCandidate},
+        holders::HeldMemory,
         ranks::RankRow,
         threshold::ThresholdError,
     },
     base::{Bytes, MemoryLimit, Progress},
     device::{Card, DeviceSpec},
-    measure::SCHEMA,
+    measure::{CaseDetail, CaseRecord, SCHEMA},
     pytorch::Release,
     replay::verify::Verdict,
-    report::AdviceReport,
+    report::{AdviceReport, html},
     suite::{self, RankFile},
     trace::{
         ProgressSource, Trace,
@@ -47,6 +48,7 @@ Examples:
   oomph advise snapshot.pickle --limit 6GiB               the same as a size
   oomph advise variable-length --set batch=8              a workload by name
   oomph advise *.pickle --format json                     each on its own
+  oomph advise snapshot.pickle --export-html answer.html  the answer with its evidence as a page
   oomph advise snapshots/                                 all ranks of a distributed program
 
 From an OOM to the line to paste: record the program on a card where it runs, or up to the OOM (`python -m oomph record
@@ -112,6 +114,8 @@ pub struct Args {
     format: Format,
     #[command(flatten)]
     export: JsonExport,
+    #[command(flatten)]
+    page: PageExport,
 }
 
 /// The advice for a recording that another command made on a card; `None` if it was interrupted.
@@ -133,8 +137,10 @@ pub(super) fn of_recording(
         top: 0,
         format: Format::default(),
         export: JsonExport::default(),
+        page: PageExport::default(),
     };
-    answer(&AdviceRequest::new(args)?, name, suite::all_cores(), stop, &Stages::of(name))
+    let answered = answer(&AdviceRequest::new(args)?, name, suite::all_cores(), stop, &Stages::of(name))?;
+    Ok(answered.map(|answered| answered.advice))
 }
 
 /// The arguments, and the memory that they mean.
@@ -148,39 +154,63 @@ struct AdviceRequest {
 
 pub fn run(args: Args) -> CommandResult {
     args.export.check()?;
+    args.page.check()?;
     let request = AdviceRequest::new(args)?;
     let stop = exit::stop_flag(StopPolicy::AtOnce)?;
     if let Some(files) = ranks::files(&request.args.sources)? {
+        request.args.page.check_one_rank()?;
         return for_ranks(&request, &files, &stop);
     }
     let args = &request.args;
-    let mut advices = Vec::new();
+    let (mut advices, mut held, mut measured) = (Vec::new(), Vec::new(), Vec::new());
     for name in &args.sources {
         let stages = Stages::of(name);
         match answer(&request, name, suite::all_cores(), &stop, &stages)? {
-            Some(advice) => advices.push(advice),
+            Some(answered) => {
+                advices.push(answered.advice);
+                held.push(answered.held);
+                measured.extend(answered.measured);
+            }
             None => return Ok(exit::INTERRUPTED),
         }
     }
     let any_gap = advices.iter().any(|advice| advice.history_gap.is_some());
-    args.export.print(&AdviceReport { advices, top: args.top }, args.format)?;
+    let report = AdviceReport { advices, top: args.top };
+    args.export.print(&report, args.format)?;
+    args.page.write(|| {
+        let name = match &report.advices[..] {
+            [advice] => format!("advise {}", advice.source),
+            several => format!("advise {} sources", several.len()),
+        };
+        let run = export::page_run(&name, &request.device, args.settings.seed, measured)?;
+        Ok(html::advice_page(&report.advices, &held, run)?)
+    })?;
     Ok(if any_gap { exit::CANNOT_TELL } else { exit::OK })
 }
 
-/// The advice for one source; `None` if it was interrupted.
+/// The advice for one source, and what only its page shows.
+struct AnsweredSource {
+    advice: Advice,
+    /// What the program held, if its recording has call stacks.
+    held: Option<HeldMemory>,
+    /// Replays with the current and the recommended settings.
+    measured: Vec<(CaseRecord, CaseDetail)>,
+}
+
+/// The answer for one source; `None` if it was interrupted.
 fn answer(
     request: &AdviceRequest,
     name: &str,
     jobs: usize,
     stop: &AtomicBool,
     progress: &dyn Progress,
-) -> Result<Option<Advice>, CommandError> {
+) -> Result<Option<AnsweredSource>, CommandError> {
     let AdviceRequest { args, device, .. } = request;
     let program = AdvisedProgram::open(request, name, progress)?;
     if program.history_gap.is_some() {
-        return Ok(Some(program.without_answer()));
+        return Ok(Some(AnsweredSource { advice: program.without_answer(), held: None, measured: Vec::new() }));
     }
-    let AdvisedProgram { trace, current, confidence, dead_end, recorded_limit, release, .. } = program;
+    let AdvisedProgram { trace, current, confidence, dead_end, recorded_limit, release, held, .. } = program;
     let seen = dead_end.as_ref().and_then(|end| end.room_bytes).map(AvailableMemory::OfCard);
     let room = request.room.or(recorded_limit.as_ref().map(AvailableMemory::of_recording)).or(seen);
     // A recording that ends with an OOM needs more than its device had.
@@ -199,8 +229,12 @@ fn answer(
         progress,
         ..AdviceQuestion::new(&trace, &current, device)
     };
-    match advise::advise(&question) {
-        Ok(advice) => Ok(Some(Advice { confidence, ..advice })),
+    let answered = advise::advise(&question).and_then(|advice| {
+        let measured = if args.page.is_asked() { question.over_time(&advice)? } else { Vec::new() };
+        Ok(AnsweredSource { advice: Advice { confidence, ..advice }, held, measured })
+    });
+    match answered {
+        Ok(answered) => Ok(Some(answered)),
         Err(ThresholdError::Interrupted) => Ok(None),
         Err(error @ ThresholdError::NoRoom { .. }) => Err(CommandError::usage(error)),
         Err(error) => Err(error.into()),
@@ -213,7 +247,7 @@ fn for_ranks(request: &AdviceRequest, files: &[RankFile], stop: &AtomicBool) -> 
     let jobs = ranks::jobs_of_each(files);
     let answers = ranks::ask(files, |name, progress| {
         let advice = answer(request, name, jobs, stop, progress)?;
-        let advice = advice.ok_or_else(|| CommandError::usage(anyhow!("interrupted")))?;
+        let advice = advice.ok_or_else(|| CommandError::usage(anyhow!("interrupted")))?.advice;
         if let Some(gap) = advice.history_gap {
             return Err(CommandError::usage(anyhow!("{name}: {gap}")));
         }
@@ -247,6 +281,8 @@ struct AdvisedProgram {
     recorded_limit: Option<RecordedLimit>,
     release: Option<RecordedRelease>,
     history_gap: Option<HistoryGap>,
+    /// What it held, if the page is wanted and its recording has call stacks.
+    held: Option<HeldMemory>,
 }
 
 impl AdvisedProgram {
@@ -276,6 +312,7 @@ impl AdvisedProgram {
                     }
                 }
                 AdvisedProgram {
+                    held: args.page.is_asked().then(|| HeldMemory::of_recording(&recording)).flatten(),
                     current: recording.settings.compact_conf(),
                     confidence: Confidence::of(&verification),
                     dead_end: recording.dead_end(),
@@ -296,6 +333,7 @@ impl AdvisedProgram {
                     recorded_limit: None,
                     release: None,
                     history_gap: None,
+                    held: None,
                 }
             }
         };

@@ -5,17 +5,18 @@ use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
 
-use super::{exit::CommandError, options::Format, output};
+use super::{environment, exit::CommandError, options::Format, output};
 use crate::{
     base::{Progress, replaced_file},
+    device::{Card, CardFacts, DeviceSpec},
     measure::{
-        CaseRecord,
+        CaseDetail, CaseRecord,
         torch_snapshot::{RecordedReplay, SnapshotExportError, record_snapshot},
     },
     replay::{OnOutOfMemory, Replay, ReplayError},
     report::{
         self, Medium, Render,
-        html::{self, PageRun},
+        html::{self, DetailStore, PageRun},
     },
     trace,
 };
@@ -124,6 +125,78 @@ impl JsonExport {
     }
 }
 
+/// The page about an answer in a file, besides the printed answer.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct PageExport {
+    /// Also write the answer as a page with charts to this file.
+    #[arg(long, value_name = "FILE")]
+    export_html: Option<PathBuf>,
+}
+
+impl PageExport {
+    /// Whether the page is wanted.
+    pub fn is_asked(&self) -> bool {
+        self.export_html.is_some()
+    }
+
+    /// Refuses to overwrite recordings and files of runs. Call it before anything runs.
+    pub fn check(&self) -> Result<(), CommandError> {
+        self.export_html.as_deref().map_or(Ok(()), |path| check_replacing(path, None))
+    }
+
+    /// Refuses the page where a command answers for several ranks.
+    pub fn check_one_rank(&self) -> Result<(), CommandError> {
+        match self.is_asked() {
+            true => Err(CommandError::usage(anyhow!(
+                "--export-html writes a page about one recording: name the file of one rank"
+            ))),
+            false => Ok(()),
+        }
+    }
+
+    /// Writes the page, if it is wanted.
+    pub fn write(&self, page: impl FnOnce() -> Result<String, CommandError>) -> Result<(), CommandError> {
+        let Some(path) = &self.export_html else { return Ok(()) };
+        save_file(path, &page()?)
+    }
+}
+
+fn save_file(path: &Path, text: &str) -> Result<(), CommandError> {
+    report::save(path, text).map_err(CommandError::usage)?;
+    output::complain(&format!("wrote {}", path.display()));
+    Ok(())
+}
+
+/// The run behind the page of an answer, with the cases that were measured for it.
+pub fn page_run(
+    name: &str,
+    device: &DeviceSpec,
+    seed: u64,
+    measured: Vec<(CaseRecord, CaseDetail)>,
+) -> Result<PageRun, CommandError> {
+    let (records, details): (Vec<CaseRecord>, Vec<CaseDetail>) = measured.into_iter().unzip();
+    Ok(PageRun {
+        name: name.to_owned(),
+        environment: environment::describe(device, seed)?,
+        records,
+        details: DetailStore::Held(details.into_iter().map(|detail| (detail.case_id.clone(), detail)).collect()),
+        ..PageRun::default()
+    })
+}
+
+/// The known cards and those that were named, with what each has for a program.
+pub fn cards_for_programs(named: &[Card]) -> Vec<(String, u64)> {
+    let known = CardFacts::all().iter().filter_map(|facts| facts.name.parse::<Card>().ok());
+    let mut cards: Vec<(String, u64)> = Vec::new();
+    for card in known.chain(named.iter().cloned()) {
+        let (name, bytes) = (card.to_string(), card.total_bytes().saturating_sub(card.context_bytes()));
+        if !cards.iter().any(|(known, _)| *known == name) {
+            cards.push((name, bytes));
+        }
+    }
+    cards
+}
+
 /// Set for each option: a heading for the next options would apply to all that follow.
 const HEADING: &str = "Exports";
 
@@ -157,6 +230,11 @@ impl ExportOptions {
         self.files().next().is_some()
     }
 
+    /// Whether the page is wanted.
+    pub fn wants_page(&self) -> bool {
+        self.export_html.is_some()
+    }
+
     /// Refuses to overwrite recordings and files of runs, unless forced. Call it before anything runs.
     pub fn check(&self) -> Result<(), CommandError> {
         self.files().try_for_each(|path| check_replacing(path, Some(self.force)))
@@ -168,22 +246,17 @@ impl ExportOptions {
         records: &[CaseRecord],
         run: impl FnOnce() -> Result<PageRun, CommandError>,
     ) -> Result<(), CommandError> {
-        let save = |path: &PathBuf, text: &str| -> Result<(), CommandError> {
-            report::save(path, text).map_err(CommandError::usage)?;
-            output::complain(&format!("wrote {}", path.display()));
-            Ok(())
-        };
         if let Some(path) = &self.export_csv {
-            save(path, &records.csv()?)?;
+            save_file(path, &records.csv()?)?;
         }
         if let Some(path) = &self.export_json {
-            save(path, &format!("{:#}\n", records.json()))?;
+            save_file(path, &format!("{:#}\n", records.json()))?;
         }
         if let Some(path) = &self.export_markdown {
-            save(path, &records.text(Medium::Markdown))?;
+            save_file(path, &records.text(Medium::Markdown))?;
         }
         if let Some(path) = &self.export_html {
-            save(path, &html::page(&[run()?], &[])?)?;
+            save_file(path, &html::page(&[run()?], &[])?)?;
         }
         Ok(())
     }

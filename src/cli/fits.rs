@@ -4,7 +4,7 @@ use anyhow::anyhow;
 
 use super::{
     exit::{self, CommandError, CommandResult, StopPolicy},
-    export::JsonExport,
+    export::{self, JsonExport, PageExport},
     options::{DeviceChoice, Format},
     output,
     source::path_argument,
@@ -13,6 +13,7 @@ use crate::{
     answer::fits::{FitRow, FitsQuestion, ModelUse, fits},
     device::Card,
     models::{OPTIMIZER_WORDS, Recipe},
+    report::html,
     suite::SourceSpec,
     trace::torch::GivenFacts,
 };
@@ -30,6 +31,7 @@ Examples:
   oomph fits config.json --card rtx4090,a100-40g,h100    several cards
   oomph fits config.json --card 80GiB --batch 8 --context 4096
   oomph fits config.json --card 24GiB --techniques bf16_model,ckpt,accum4
+  oomph fits config.json --card 24GiB --export-html fits.html
   oomph fits llama-3.2-1b --card 12GiB                   a workload of `oomph list workloads`
 
 Known model types: llama, mistral, mixtral, qwen2, qwen3, gemma, phi, gpt_neox, gpt2, bert, t5, vit.
@@ -59,10 +61,13 @@ pub struct Args {
     format: Format,
     #[command(flatten)]
     export: JsonExport,
+    #[command(flatten)]
+    page: PageExport,
 }
 
 pub fn run(args: Args) -> CommandResult {
     args.export.check()?;
+    args.page.check()?;
     let model = args.recipe()?;
     let uses = args.uses()?;
     let stop = exit::stop_flag(StopPolicy::AtOnce)?;
@@ -75,6 +80,11 @@ pub fn run(args: Args) -> CommandResult {
         rows.extend(fits(&question).map_err(CommandError::usage)?);
     }
     args.export.print(&rows, args.format)?;
+    args.page.write(|| {
+        let card = DeviceChoice { card: args.card.first().cloned(), ..DeviceChoice::default() };
+        let run = export::page_run(&format!("fits {}", model.name), &card.spec()?, 1, Vec::new())?;
+        Ok(html::fits_page(&rows, &export::cards_for_programs(&args.card), run)?)
+    })?;
     if stop.load(std::sync::atomic::Ordering::Relaxed) {
         return Ok(exit::INTERRUPTED);
     }

@@ -18,7 +18,7 @@ use super::{
     exit::{self, CommandError, CommandResult},
     output,
 };
-use crate::base::write_file;
+use crate::{base::write_file, report::wrapped};
 
 /// Headings of `--help` and their commands, by what users come for.
 pub const GROUPS: [(&str, &[&str]); 3] = [
@@ -66,25 +66,6 @@ fn overview(program: &Command, header: Style) -> String {
 /// The width of the texts.
 fn columns() -> usize {
     output::terminal().width.unwrap_or(USUAL_COLUMNS).min(MOST_COLUMNS).into()
-}
-
-/// A text in lines of this width that begin at column `indent`.
-fn wrapped(text: &str, indent: usize, width: usize) -> String {
-    let (mut lines, mut column) = (String::new(), indent);
-    for word in text.split_whitespace() {
-        let length = word.chars().count();
-        if column == indent {
-            column += length;
-        } else if column + 1 + length <= width {
-            lines.push(' ');
-            column += 1 + length;
-        } else {
-            lines.push_str(&format!("\n{:indent$}", ""));
-            column = indent + length;
-        }
-        lines.push_str(word);
-    }
-    lines
 }
 
 /// `oomph` by itself, in a folder without the quick suite.

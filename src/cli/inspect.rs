@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{
     exit::{self, CommandError, CommandResult},
-    export::JsonExport,
+    export::{self, JsonExport, PageExport},
     options::{DeviceOptions, Format},
     progress::Stages,
     ranks,
@@ -14,19 +14,23 @@ use super::{
 };
 use crate::{
     answer::{
-        holders::{GroupBy, RequesterUsage, lack_sites, requesters},
+        holders::{GroupBy, HeldMemory, RequesterUsage, lack_sites, requesters},
         ranks::RankRow,
         summary::{MemorySummary, SummaryError, SummaryMoment, summarize},
     },
     base::{Bytes, FileText, Nanos, Progress},
-    measure::digits,
+    measure::{CaseDetail, CaseLabel, CaseRecord, digits, measure_replay},
     plan::{GRAIN, Lifetimes, MemoryBound, PackingBudget, pack},
     pytorch::Release,
-    report::{self, Medium, Render, plot},
+    report::{
+        self, Medium, Render,
+        html::{self, Inspection},
+        plot::{self, Extremes},
+    },
     strategy::StrategySpec,
     suite::RankFile,
     trace::{
-        self, PowerHistogram, ProgressSource, Source, TraceSummary,
+        self, HistogramBucket, PowerHistogram, ProgressSource, Source, TraceSummary,
         torch::{
             Action, EntryNote, MemoryRefuser, PinnedUsage, RecordedLimit, Recording, SegmentKind, SettingsOrigin,
             SnapshotBlockState,
@@ -58,6 +62,8 @@ pub struct Args {
     format: Format,
     #[command(flatten)]
     export: JsonExport,
+    #[command(flatten)]
+    page: PageExport,
 }
 
 impl Args {
@@ -72,6 +78,7 @@ Examples:
   oomph inspect run.pickle --summary --at peak      torch.cuda.memory_summary() at the peak
   oomph inspect run.pickle --summary --strategy caching:expandable_segments:True
   oomph inspect run.pickle --by site --top 20       call sites that request memory
+  oomph inspect run.pickle --export-html run.html   who holds memory, as a page with a flame graph
   oomph inspect reference-gpt-163m --by tag --at step:1 --format json
   oomph inspect training --set batch=16 --pack      the least memory, with full knowledge of lifetimes
   oomph inspect buffers.csv --pack --pack-steps 20000000000
@@ -81,17 +88,20 @@ The bound is the peak of live bytes: no allocator needs less. --pack computes a 
 with full knowledge of lifetimes. What a strategy reserves beyond that is lost to its policy.";
 
 /// The longest bar of a histogram.
-const BAR_WIDTH: u64 = 40;
+const BAR_WIDTH: u128 = 32;
 
 pub fn run(args: Args) -> CommandResult {
     args.export.check()?;
+    args.page.check()?;
     if let Some(files) = ranks::files(std::slice::from_ref(&args.source.source))? {
+        args.page.check_one_rank()?;
         return for_ranks(&args, &files);
     }
     let stages = Stages::of(&args.source.source);
     let inspected = inspect(&args, &args.source, &stages)?;
     stages.finish();
     args.export.print(&inspected, args.format)?;
+    args.page.write(|| inspected.page(&args))?;
     Ok(exit::OK)
 }
 
@@ -121,11 +131,44 @@ struct InspectedSource {
     recording: Option<RecordingFacts>,
     #[serde(flatten)]
     moment: Option<MomentFacts>,
+    #[serde(skip)]
+    page: Option<PageFacts>,
+}
+
+/// What only the page shows.
+struct PageFacts {
+    held: HeldMemory,
+    replayed: (CaseRecord, CaseDetail),
+}
+
+impl InspectedSource {
+    fn page(&self, args: &Args) -> Result<String, CommandError> {
+        let Some(PageFacts { held, replayed }) = &self.page else { return Ok(String::new()) };
+        let inspection = Inspection {
+            source: &self.source,
+            summary: &self.summary,
+            bound_bytes: self.needs.bound.rounded_bytes,
+            held,
+            is_recording: self.recording.is_some(),
+            missing: self.recording.as_ref().map_or(&[], |recording| &recording.missing[..]),
+            facts: facts(self),
+        };
+        let device = args.moment.device.spec()?;
+        let run = export::page_run(
+            &format!("inspect {}", self.source),
+            &device,
+            args.source.settings.seed,
+            vec![replayed.clone()],
+        )?;
+        Ok(html::inspection_page(&inspection, run)?)
+    }
 }
 
 fn inspect(args: &Args, options: &SourceOptions, progress: &dyn Progress) -> Result<InspectedSource, CommandError> {
+    let mut held = None;
     let (source, recording, program): (Box<dyn Source>, _, _) = match options.recording(progress)? {
         Some(recording) => {
+            held = args.page.is_asked().then(|| HeldMemory::of_recording(&recording)).flatten();
             let (facts, program) = (RecordingFacts::of(&recording), RecordedProgram::of(&recording));
             (Box::new(recording), Some(facts), Some(program))
         }
@@ -136,7 +179,16 @@ fn inspect(args: &Args, options: &SourceOptions, progress: &dyn Progress) -> Res
     let needs = TraceNeeds::of(&*source, args.pack_within(), progress)?;
     let asked = args.moment.is_asked();
     let moment = if asked { Some(args.moment.facts(&*source, program.as_ref(), progress)?) } else { None };
-    Ok(InspectedSource { source: source.name().to_owned(), summary, needs, recording, moment })
+    let page = match (args.page.is_asked(), held) {
+        (false, _) => None,
+        (true, Some(held)) => Some(held),
+        (true, None) => Some(HeldMemory::at_peak(&once("finding who holds memory"), summary.peak.event)?),
+    };
+    let page = match page {
+        Some(held) => Some(PageFacts { held, replayed: args.moment.replayed(&*source, program.as_ref(), progress)? }),
+        None => None,
+    };
+    Ok(InspectedSource { source: source.name().to_owned(), summary, needs, recording, moment, page })
 }
 
 impl Render for InspectedSource {
@@ -151,7 +203,9 @@ impl Render for InspectedSource {
         if let Medium::Terminal(terminal) = medium
             && self.summary.live_over_time.len() > 1
         {
-            facts.push_str(&plot::plot("\nlive memory over events", &self.summary.live_over_time, terminal));
+            let TraceSummary { lowest_over_time, live_over_time, .. } = &self.summary;
+            let levels: Vec<Extremes> = lowest_over_time.iter().copied().zip(live_over_time.iter().copied()).collect();
+            facts.push_str(&plot::plot("\nlive memory over events", &levels, terminal));
         }
         // A question about one moment needs no histograms.
         facts + &self.moment.as_ref().map_or_else(|| histograms(&self.summary), |moment| moment.text(medium))
@@ -182,7 +236,7 @@ fn facts(inspected: &InspectedSource) -> String {
         out += &line("steps", &summary.steps.to_string());
     }
     if !summary.phases.is_empty() {
-        out += &line("phases", &joined(&summary.phases));
+        out += &line("phases", &few_names(summary.phases.iter()));
     }
     if summary.span.0 > 0 {
         out += &line("time span", &summary.span.to_string());
@@ -197,26 +251,22 @@ fn line(label: &str, value: &str) -> String {
     format!("{label:<12} {value}\n")
 }
 
-/// Names from a file, escaped.
-fn joined<'a>(names: impl IntoIterator<Item = &'a FileText>) -> String {
-    names.into_iter().map(FileText::to_string).collect::<Vec<_>>().join(", ")
-}
-
 fn histograms(summary: &TraceSummary) -> String {
-    let mut out = histogram("\nsizes", &summary.sizes, |bytes| Bytes(bytes).to_string());
-    out.push_str(&histogram("\nlifetimes in events", &summary.lifetimes, |events| events.to_string()));
+    let mut out = histogram("sizes", &summary.sizes, |bytes| Bytes(bytes).to_string());
+    out.push_str(&histogram("lifetimes in events", &summary.lifetimes, |events| events.to_string()));
     out
 }
 
-/// One bar per power of two.
+/// A line per power of two with the number of blocks, and their bytes as a number and as a bar.
 fn histogram(title: &str, powers: &PowerHistogram, show: impl Fn(u64) -> String) -> String {
-    let mut out = format!("{title}\n");
-    let most = powers.buckets().map(|bucket| bucket.count).max().unwrap_or(0);
-    for bucket in powers.buckets() {
+    let mut out = format!("\n{title:<23} {:>9}  {:>9}\n", "blocks", "bytes");
+    let most = powers.buckets().map(|bucket| bucket.bytes).max().unwrap_or(0);
+    for HistogramBucket { from, to, count, bytes } in powers.buckets() {
         // A single block among millions is still visible.
-        let width = (bucket.count * BAR_WIDTH).div_ceil(most.max(1));
+        let width = (u128::from(bytes) * BAR_WIDTH).div_ceil(u128::from(most.max(1)));
         let bar = "#".repeat(usize::try_from(width).unwrap_or(0));
-        let _ = writeln!(out, "  {:>9} .. {:<9} {:>9}  {bar}", show(bucket.from), show(bucket.to), bucket.count);
+        let bytes = Bytes(bytes).to_string();
+        let _ = writeln!(out, "{:>9} .. {:<10} {count:>9}  {bytes:>9}  {bar}", show(from), show(to));
     }
     out
 }
@@ -416,11 +466,11 @@ fn counted_texts(
     counts
 }
 
-/// The first names, and the number of the others.
-fn few_names(names: &BTreeMap<FileText, u64>) -> String {
+/// The first names, escaped, and the number of the others.
+fn few_names<'a>(names: impl ExactSizeIterator<Item = &'a FileText>) -> String {
     let more = names.len().saturating_sub(NAMES_SHOWN);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    format!("{}{more}", joined(names.keys().take(NAMES_SHOWN)))
+    format!("{}{more}", names.take(NAMES_SHOWN).map(FileText::to_string).collect::<Vec<_>>().join(", "))
 }
 
 fn pinned_text(usage: &PinnedUsage) -> String {
@@ -442,7 +492,7 @@ fn settings_text(about: &RecordingFacts) -> String {
     format!("{settings}{origin}")
 }
 
-/// More annotations are counted, not named.
+/// More phases and annotations are counted, not named.
 const NAMES_SHOWN: usize = 8;
 
 fn recording_text(about: &RecordingFacts) -> String {
@@ -480,7 +530,7 @@ fn recording_text(about: &RecordingFacts) -> String {
         ("metadata", &about.user_metadata),
         ("internal", &about.internal_metadata),
     ] {
-        out.extend((!names.is_empty()).then(|| line(label, &few_names(names))));
+        out.extend((!names.is_empty()).then(|| line(label, &few_names(names.keys()))));
     }
     out.extend(about.pinned.as_ref().map(pinned_text));
     for (place, sentence) in about.missing.iter().enumerate() {
@@ -528,9 +578,18 @@ struct MomentFacts {
     /// Why they have no names.
     #[serde(skip_serializing_if = "Option::is_none")]
     operations_note: Option<&'static str>,
-    /// What they are grouped by, and how many there are.
+    /// All of them, for the text.
     #[serde(skip)]
-    grouped: Option<(GroupBy, usize)>,
+    grouped: Option<GroupedRequesters>,
+}
+
+/// Requesters of memory, and what of them is shown.
+struct GroupedRequesters {
+    by: GroupBy,
+    all: Vec<RequesterUsage>,
+    /// The totals of tags by category; empty for other groups.
+    categories: Vec<RequesterUsage>,
+    top: usize,
 }
 
 impl MomentOptions {
@@ -564,16 +623,37 @@ impl MomentOptions {
             grouped: None,
         };
         if let Some(by) = self.by {
-            let source = ProgressSource::stage(source, progress, "grouping requests", 1);
-            let mut operations = requesters(&source, by, until)?;
-            if by == GroupBy::Site && lack_sites(&operations) {
+            let by_category = by == GroupBy::Tag;
+            let source = ProgressSource::stage(source, progress, "grouping requests", 1 + u64::from(by_category));
+            let all = requesters(&source, by, until)?;
+            if by == GroupBy::Site && lack_sites(&all) {
                 facts.operations_note = Some(report::WITHOUT_STACKS);
             }
-            facts.grouped = Some((by, operations.len()));
-            operations.truncate(self.top);
-            facts.operations = Some(operations);
+            let categories = if by_category { requesters(&source, GroupBy::Category, until)? } else { Vec::new() };
+            facts.operations = Some(all.iter().take(self.top).cloned().collect());
+            facts.grouped = Some(GroupedRequesters { by, all, categories, top: self.top });
         }
         Ok(facts)
+    }
+
+    /// Memory over time in a replay.
+    fn replayed(
+        &self,
+        source: &dyn Source,
+        program: Option<&RecordedProgram>,
+        progress: &dyn Progress,
+    ) -> Result<(CaseRecord, CaseDetail), CommandError> {
+        let strategy = source::strategy_or_recorded(self.strategy.as_deref(), program)?;
+        let label = CaseLabel {
+            suite: "inspect".to_owned(),
+            workload: source.name().to_owned(),
+            strategy: strategy.to_string(),
+            device: self.device.spec()?.to_string(),
+            ..CaseLabel::default()
+        };
+        let source = ProgressSource::stage(source, progress, "measuring memory over time", 1);
+        let replay = source::replay(&source, &self.device, &strategy, program)?;
+        measure_replay(label, &replay).map_err(CommandError::replay)
     }
 
     fn memory(
@@ -602,9 +682,13 @@ impl MomentFacts {
         }
         if let Some(note) = self.operations_note {
             out.push_str(&format!("\nrequested memory by requester\n{note}\n"));
-        } else if let (Some(operations), Some((by, count))) = (&self.operations, self.grouped) {
+        } else if let Some(GroupedRequesters { by, all, categories, top }) = &self.grouped {
             out.push_str("\nrequested memory by requester\n");
-            out.push_str(&report::operations(operations, by, count, medium));
+            if !categories.is_empty() {
+                out.push_str(&report::operations(categories, GroupBy::Category, usize::MAX, medium));
+                out.push('\n');
+            }
+            out.push_str(&report::operations(all, *by, *top, medium));
         }
         out
     }

@@ -7,7 +7,7 @@ use clap::ValueEnum;
 
 use super::{
     exit::{self, CommandError, CommandResult},
-    export::JsonExport,
+    export::{self, JsonExport, PageExport},
     options::{DeviceOptions, Format},
     output,
     progress::Stages,
@@ -20,10 +20,10 @@ use crate::{
         leaks::{GrowthThreshold, LeakError, ObservedSteps, Verdict, judge},
         ranks::RankRow,
     },
-    base::Progress,
+    base::{Progress, text_path},
     device::DeviceSpec,
     replay::verify::Companion,
-    report::{LeakAnswer, LeakReport},
+    report::{LeakAnswer, LeakReport, html},
     suite::RankFile,
     trace::{ProgressSource, Source, torch::Recording},
 };
@@ -77,6 +77,8 @@ pub struct Args {
     format: Format,
     #[command(flatten)]
     export: JsonExport,
+    #[command(flatten)]
+    page: PageExport,
 }
 
 const EXAMPLES: &str = "\
@@ -86,6 +88,7 @@ Examples:
   oomph leaks snapshots/                            all ranks of a distributed program: which one leaks?
   oomph leaks run.pickle --baseline yesterday.pickle      only what is worse than before
   oomph leaks leak-outputs --limit 24GiB            a workload by name: when will memory run out?
+  oomph leaks run.pickle --export-html leak.html    the answer with its evidence as a page
   oomph leaks run.pickle --step-at 'Optimizer.step#AdamW.step'
   oomph leaks --each *.pickle --format json --fail-on growth";
 
@@ -102,6 +105,7 @@ enum FailOn {
 
 pub fn run(args: Args) -> CommandResult {
     args.export.check()?;
+    args.page.check()?;
     if !(0.0..=1.0).contains(&args.significance) || args.least_share.is_nan() || args.least_share < 0.0 {
         return Err(CommandError::usage(anyhow!("--significance must be from 0 to 1 and --least-share at least 0")));
     }
@@ -109,6 +113,7 @@ pub fn run(args: Args) -> CommandResult {
         args.baseline.as_deref().map(|name| ReplayedSource::open(&args, name, &Stages::of(name))).transpose()?;
     let baseline = baseline.as_ref().map(|played| &played.observed);
     if let Some(files) = ranks::files(&args.sources)? {
+        args.page.check_one_rank()?;
         return for_ranks(&args, &files, baseline);
     }
     let findings = if args.sources.len() > 1 && !args.each {
@@ -120,7 +125,17 @@ pub fn run(args: Args) -> CommandResult {
             .collect::<Result<_, _>>()?
     };
     let code = args.code(findings.iter().map(LeakAnswer::verdict));
-    args.export.print(&LeakReport { findings, top: args.top }, args.format)?;
+    let report = LeakReport { findings, top: args.top };
+    args.export.print(&report, args.format)?;
+    args.page.write(|| {
+        let name = match &args.sources[..] {
+            [source] => format!("leaks {}", text_path(source).file_name().unwrap_or_default().to_string_lossy()),
+            several => format!("leaks {} sources", several.len()),
+        };
+        let run = export::page_run(&name, &args.device.spec()?, args.settings.seed, Vec::new())?;
+        let strategy = args.strategy.as_deref().unwrap_or("PyTorch's allocator");
+        Ok(html::leaks_page(&report, strategy, run)?)
+    })?;
     Ok(code)
 }
 

@@ -11,15 +11,15 @@ use super::exit;
 use crate::{
     base::{escaped, escaped_lines},
     measure::{CaseRecord, Status},
-    report::{Glyphs, Medium, Terminal},
+    report::{self, Glyphs, Medium, Terminal},
 };
 
 /// Writes text for people to standard output. Names from files are escaped where they are printed ([`FileText`]); here every
-/// other control character is, too, so that no output can move the cursor.
+/// other control character is, too, so that no output can move the cursor. Lines are as long as the terminal is wide.
 ///
 /// [`FileText`]: crate::base::FileText
 pub fn say(text: &str) -> io::Result<()> {
-    say_data(&escaped_lines(text))
+    say_data(&report::flowing(&escaped_lines(text), terminal().width))
 }
 
 /// Writes text for programs, such as JSON and CSV, to standard output as it is.
@@ -32,9 +32,11 @@ pub fn say_data(text: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// What standard output can show: pipes get tables in full width.
+/// What standard output can show: pipes get tables in full width, unless the variable COLUMNS says how wide they are read.
 pub fn terminal() -> Terminal {
-    Terminal { width: terminal_size::terminal_size_of(io::stdout()).map(|(width, _)| width.0), glyphs: glyphs() }
+    let size = terminal_size::terminal_size_of(io::stdout()).map(|(width, _)| width.0);
+    let variable = || env::var("COLUMNS").ok()?.parse().ok().filter(|width| *width > 0);
+    Terminal { width: size.or_else(variable), glyphs: glyphs() }
 }
 
 /// The characters of the locale. Without one, as in containers, little is assumed: lines of tables are UTF-8, pictures ASCII.
@@ -71,9 +73,10 @@ pub fn complain_of(failures: impl IntoIterator<Item = (String, String)>) -> u8 {
     code
 }
 
-/// Writes a line to standard error. A failure of that cannot be reported and is ignored.
+/// Writes a line to standard error, as long as the terminal is wide. A failure of that cannot be reported and is ignored.
 pub fn complain(line: &str) {
-    let _ = writeln!(io::stderr().lock(), "{}", escaped_lines(line));
+    let width = terminal_size::terminal_size_of(io::stderr()).map(|(width, _)| width.0);
+    let _ = writeln!(io::stderr().lock(), "{}", report::flowing(&escaped_lines(line), width));
 }
 
 /// Like [`complain`], once per line: commands may open a source several times.

@@ -10,6 +10,7 @@ use super::{
     exit::{self, CommandError, CommandResult},
     output,
 };
+use crate::base::escaped_lines;
 
 /// Prints the Python lines that make PyTorch write a memory snapshot, which all other commands
 /// read.
@@ -33,6 +34,9 @@ pub struct Args {
     /// A program: it is not run here, and the error says what runs it.
     #[arg(hide = true, trailing_var_arg = true)]
     program: Vec<String>,
+    /// A module as the program, as in `python -m`: it is not run here either.
+    #[arg(short, value_name = "MODULE", hide = true, num_args = 1.., allow_hyphen_values = true)]
+    module: Vec<String>,
     /// When the snapshot is written.
     #[arg(long, value_enum, default_value_t)]
     when: RecordTrigger,
@@ -62,14 +66,16 @@ enum RecordTrigger {
 }
 
 pub fn run(args: &Args) -> CommandResult {
-    if !args.program.is_empty() {
+    let module = ["-m".to_owned()].into_iter().filter(|_| !args.module.is_empty()).chain(args.module.clone());
+    let program: Vec<String> = module.chain(args.program.clone()).collect();
+    if !program.is_empty() {
         return Err(CommandError::usage(anyhow!(
             "the Python package records programs: python -m oomph record {} (pip install oomph); without it, `oomph record` \
              prints the lines to paste",
-            args.program.join(" ")
+            program.join(" ")
         )));
     }
-    output::say(&script(args)?)?;
+    output::say_data(&escaped_lines(&script(args)?))?;
     Ok(exit::OK)
 }
 
@@ -165,7 +171,15 @@ mod tests {
     use super::*;
 
     fn args(when: RecordTrigger, last: Option<u64>, no_stacks: bool, torch: &str) -> Args {
-        Args { program: Vec::new(), when, last, no_stacks, torch: torch.to_owned(), name: "run".to_owned() }
+        Args {
+            program: Vec::new(),
+            module: Vec::new(),
+            when,
+            last,
+            no_stacks,
+            torch: torch.to_owned(),
+            name: "run".to_owned(),
+        }
     }
 
     #[test]

@@ -16,15 +16,15 @@ use anyhow::{Context, anyhow};
 use super::{
     advise, environment,
     exit::{self, CommandError, CommandResult, StopPolicy},
-    export::JsonExport,
-    options::Format,
+    export::{self, JsonExport, PageExport},
+    options::{DeviceChoice, Format},
     output,
     progress::Stages,
 };
 use crate::{
     answer::{
         advise::Advice,
-        holders::{GroupBy, lack_sites, requesters},
+        holders::{GroupBy, HeldMemory, lack_sites, requesters},
     },
     base::{Bytes, FileText, MemoryLimit, path_text},
     device::Card,
@@ -37,7 +37,7 @@ use crate::{
         search::{SearchError, SearchedValue, divided, with_variant},
         world::{World, WorldError, launcher},
     },
-    report::{MemoryHolders, RehearsalReport},
+    report::{MemoryHolders, RehearsalReport, html},
     suite::{CaseTimeout, SourceSpec},
     trace,
 };
@@ -90,6 +90,8 @@ pub struct Args {
     format: Format,
     #[command(flatten)]
     export: JsonExport,
+    #[command(flatten)]
+    page: PageExport,
     /// Only the answer on standard output: what the program prints there goes to standard error. With `--format json`
     /// always.
     #[arg(long)]
@@ -143,6 +145,7 @@ pub fn run(args: &Args) -> CommandResult {
         return Err(CommandError::usage(SearchError::Unused(searched.name.clone())));
     }
     args.export.check()?;
+    args.page.check()?;
     let world = world(args)?;
     let stop = exit::stop_flag(StopPolicy::AtOnce)?;
     let mut folder = OutputFolder::new(args.output.as_deref())?;
@@ -151,7 +154,26 @@ pub fn run(args: &Args) -> CommandResult {
     folder.finish();
     let (report, code) = outcome?;
     args.export.print(&report, args.format)?;
+    args.page.write(|| page(args, &report))?;
     Ok(code)
+}
+
+/// The answer as a page. The record that is explained has the recording.
+fn page(args: &Args, report: &RehearsalReport) -> Result<String, CommandError> {
+    let explained = report.explained();
+    let card = explained.and_then(|record| args.card.iter().find(|card| card.to_string() == record.card));
+    let device = DeviceChoice { card: card.cloned(), ..DeviceChoice::default() }.spec()?;
+    let held = explained.and_then(|record| record.largest_recording.as_deref()).and_then(held_in);
+    let words: Vec<String> = args.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let run = export::page_run(&format!("rehearse {}", words.join(" ")), &device, 1, Vec::new())?;
+    Ok(html::rehearsal_page(report, held.as_ref(), &export::cards_for_programs(&args.card), run)?)
+}
+
+/// What the program of a recording held. A recording that cannot be read has been reported before.
+fn held_in(recording: &str) -> Option<HeldMemory> {
+    let spec = SourceSpec { name: recording.to_owned(), seed: 1, ..SourceSpec::default() };
+    let (recording, _) = spec.verified_recording(&Stages::of(recording)).ok().flatten()?;
+    HeldMemory::of_recording(&recording)
 }
 
 /// The ranks to be started, where the user asks for some.

@@ -23,13 +23,16 @@ use crate::{
     answer::releases::{ReleaseRow, compare_releases},
     base::{Progress, text_path},
     device::DeviceSpec,
-    measure::{CaseDetail, CaseLabel, CaseRecord, Status, TimingRecord},
+    measure::{
+        CaseDetail, CaseLabel, CaseRecord, Status, TimingRecord,
+        lifetimes::{EVERY_LIFE, MOST_LIVES},
+    },
     pytorch::Release,
     replay::{OnOutOfMemory, Pace},
     report::{
         self,
         html::{DetailStore, PageRun},
-        plot,
+        plot::{self, LevelLine},
     },
     strategy::StrategySpec,
     suite::{self, Case, CaseProgress, SourceSpec, WithNeeds},
@@ -159,7 +162,7 @@ pub fn run(args: Args) -> CommandResult {
     args.format.print(&records)?;
     let details: Vec<CaseDetail> = details.into_iter().flatten().collect();
     if args.format == Format::Table {
-        output::say(&over_time(&args, &details))?;
+        output::say(&over_time(&args, &opened, &records, &details))?;
     }
     if let Some(waterfall) = args.needs.waterfall(&records, args.format) {
         output::say(&waterfall)?;
@@ -251,18 +254,39 @@ fn unreadable_source<'a>(records: &'a [CaseRecord], sources: &[ReplaySource]) ->
     (records.iter().all(is_same) && sources.iter().any(is_unreadable)).then_some(&first.reason)
 }
 
-/// Reserved memory over time, one line per case.
-fn over_time(args: &Args, details: &[CaseDetail]) -> String {
-    let levels = |detail: &CaseDetail| detail.timeline.points.iter().map(|point| point.reserved_bytes.max).collect();
-    let drawn: Vec<(String, Vec<u64>)> = details
-        .iter()
-        .filter(|detail| detail.timeline.points.len() > 1)
-        .map(|detail| (args.name_of(&detail.label), levels(detail)))
-        .collect();
-    if drawn.is_empty() {
-        return String::new();
+/// Reserved memory over time, one line per case. The cases of a source share an axis: a case that ran out of memory has a
+/// shorter line.
+fn over_time(args: &Args, opened: &[ReplaySource], records: &[CaseRecord], details: &[CaseDetail]) -> String {
+    let mut text = String::new();
+    for source in opened {
+        let events = |detail: &CaseDetail| {
+            let record = records.iter().find(|record| record.case_id == detail.case_id);
+            record.and_then(|record| record.oom_event.filter(|_| record.status == Status::Oom).or(record.events))
+        };
+        let is_drawn = |detail: &&CaseDetail| detail.label.workload == source.label && detail.timeline.points.len() > 1;
+        let drawn: Vec<&CaseDetail> = details.iter().filter(is_drawn).collect();
+        // The length of a generated workload is not counted here: that could take longer than the replay.
+        let whole = source.source.events();
+        let whole = whole.map(|events| events * u64::from(args.repeat));
+        let whole = drawn.iter().filter_map(|detail| events(detail)).chain(whole).max().unwrap_or(0).max(1);
+        let line = |detail: &&CaseDetail| LevelLine {
+            name: detail.label.strategy.clone(),
+            levels: detail
+                .timeline
+                .points
+                .iter()
+                .map(|point| point.reserved_bytes)
+                .map(|of| (of.min, of.max))
+                .collect(),
+            share: events(detail).map_or(1.0, |events| events as f64 / whole as f64),
+        };
+        let lines: Vec<LevelLine> = drawn.iter().map(line).collect();
+        if !lines.is_empty() {
+            let of_source = if opened.len() > 1 { format!(" of {}", source.label) } else { String::new() };
+            text.push_str(&format!("\nreserved over events{of_source}\n{}", plot::lines(&lines, output::terminal())));
+        }
     }
-    format!("\nreserved over events\n{}", plot::lines(&drawn, output::terminal()))
+    text
 }
 
 /// This replay as a run, for the page.
@@ -378,6 +402,7 @@ fn cases_of(
             pace: if args.paced { Pace::Recorded } else { Pace::Flat },
             timed: !args.threads.is_empty(),
             threads: args.threads.clone(),
+            most_lives: if args.exports.wants_page() { EVERY_LIFE } else { MOST_LIVES },
             timeout: args.workers.case_timeout,
             ..Case::new(label, Arc::clone(source), strategy.clone(), device.clone())
         }

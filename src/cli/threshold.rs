@@ -10,7 +10,7 @@ use clap::ValueEnum;
 
 use super::{
     exit::{self, CommandError, CommandResult, StopPolicy},
-    export::JsonExport,
+    export::{self, JsonExport, PageExport},
     options::{DeviceChoice, Format, WorkerOptions},
     output,
     progress::{self, Stages},
@@ -30,7 +30,10 @@ use crate::{
     measure::CaseLabel,
     plugin,
     replay::LimitEnforcer,
-    report::{RunFolder, ThresholdFiles},
+    report::{
+        RunFolder, ThresholdFiles,
+        html::{self, PageRun},
+    },
     strategy::StrategySpec,
     suite::{self, Case, CaseDeadline, CaseRunner, RankFile, StoppableSource},
     trace::{ProgressSource, Trace},
@@ -103,6 +106,8 @@ pub struct Args {
     /// Output format.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
+    #[command(flatten)]
+    page: PageExport,
 }
 
 /// The memory whose smallest amount is searched.
@@ -125,6 +130,11 @@ impl SearchedMemory {
 }
 
 pub fn run(args: Args) -> CommandResult {
+    args.page.check()?;
+    if args.largest.is_some() && args.page.is_asked() {
+        let message = "--export-html shows the smallest memory: leave out --largest; --format writes CSV and JSON";
+        return Err(CommandError::usage(anyhow!(message)));
+    }
     let device = device(&args)?;
     args.workers.check()?;
     let strategies = strategies_without_plugins(&args.strategy, &ThresholdError::Plugin.to_string())?;
@@ -169,12 +179,19 @@ fn device(args: &Args) -> Result<DeviceSpec, CommandError> {
 
 fn smallest(args: &Args, device: &DeviceSpec, strategies: &[StrategySpec], stop: &AtomicBool) -> CommandResult {
     if let Some(files) = ranks::files(std::slice::from_ref(&args.source.source))? {
+        args.page.check_one_rank()?;
         return for_ranks(args, &files, device, strategies, stop);
     }
     let stages = Stages::of(&args.source.source);
     let details = details(args, &args.source, device, strategies, suite::all_cores(), stop, &stages)?;
     stages.finish();
     args.format.print(&details)?;
+    args.page.write(|| {
+        let name = details.first().map_or(args.source.source.as_str(), |detail| &detail.record.workload);
+        let run = export::page_run(&format!("threshold {name}"), device, args.source.settings.seed, Vec::new())?;
+        let thresholds = details.iter().map(|detail| detail.record.clone()).collect();
+        Ok(html::threshold_page(&details, device.total_bytes()?, PageRun { thresholds, ..run })?)
+    })?;
     Ok(if stop.load(Ordering::Relaxed) { exit::INTERRUPTED } else { exit_code(&details) })
 }
 

@@ -6,7 +6,7 @@ use std::{cmp::Ordering, fmt::Write as _};
 use super::{
     Medium, Render, ReportError,
     leaks::grower_name,
-    render::{TextTable, in_mebibytes, maybe_bytes},
+    render::{TextTable, in_mebibytes, maybe_bytes, said},
     rows,
 };
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
         threshold::ThresholdStatus,
     },
     base::{Bytes, Nanos},
-    measure::ooms,
+    measure::{OomReport, ooms},
     trace::torch::{FinalOom, MemoryHolder, MemoryRefuser, RecordedLimit},
 };
 
@@ -75,7 +75,7 @@ fn text(advice: &Advice, top: usize, medium: Medium) -> String {
 }
 
 /// What is said about the advice, each with a label.
-fn facts(advice: &Advice) -> Vec<(&'static str, String)> {
+pub(super) fn facts(advice: &Advice) -> Vec<(&'static str, String)> {
     let mut facts = Vec::new();
     facts.extend(advice.export_note.clone().map(|words| ("variable", words)));
     if let Some(end) = &advice.dead_end {
@@ -129,7 +129,7 @@ pub(super) fn one_line(advice: &Advice) -> String {
 }
 
 /// What happened, then what to do.
-fn headline(advice: &Advice) -> String {
+pub(super) fn headline(advice: &Advice) -> String {
     if let Some(gap) = &advice.history_gap {
         return format!("cannot tell: {gap}");
     }
@@ -227,7 +227,7 @@ fn recorded_with(limit: &RecordedLimit) -> Option<String> {
 }
 
 /// How the recorded program failed.
-fn failure(end: &FinalOom) -> String {
+pub(super) fn failure(end: &FinalOom) -> String {
     let site = end.site.as_ref().map(|site| format!(" at {site}")).unwrap_or_default();
     format!(
         "{} requested{site}; {} allocated, {} cached in pieces that are too small, {} free on the device",
@@ -238,11 +238,62 @@ fn failure(end: &FinalOom) -> String {
     )
 }
 
+/// Why the program ran out of memory, or why it needs as much as it does. `replayed` is the first request that fails in a replay
+/// with the current settings, in the memory that there is.
+pub(super) fn cause(advice: &Advice, replayed: Option<&OomReport>) -> String {
+    let is_leak = |reason: &&AdviceReason| matches!(reason, AdviceReason::Leak { .. });
+    if let Some(leak) = advice.reasons.iter().find(is_leak) {
+        return format!("It leaks: {}", reason_fact(leak, advice.fits).1);
+    }
+    if let Some(end) = &advice.dead_end {
+        return unserved(advice, end, replayed);
+    }
+    if let Some(oom) = replayed {
+        return format!("In a replay with the current settings, a request fails: {}", oom.in_words());
+    }
+    match advice.reasons.first() {
+        Some(reason) => reason_fact(reason, advice.fits).1,
+        None => {
+            let live = in_mebibytes(Some(advice.live_peak_bytes));
+            let need = advice
+                .needed_now_bytes
+                .map_or_else(|| "more than the device has".to_owned(), |now| in_mebibytes(Some(now)));
+            format!(
+                "At the peak {live} are live. The current settings need {need}: the rest lies between live blocks, in pieces that later requests cannot use"
+            )
+        }
+    }
+}
+
+/// Why free memory did not serve the request that ended the recording.
+fn unserved(advice: &Advice, end: &FinalOom, replayed: Option<&OomReport>) -> String {
+    let (request, free) = (Bytes(end.requested_bytes), end.cached_bytes().saturating_add(end.device_free_bytes));
+    let largest = replayed.filter(|oom| oom.cached_free_bytes > 0).and_then(|oom| oom.largest_free_bytes);
+    let largest = largest.map_or_else(String::new, |bytes| format!(" (the largest has {})", Bytes(bytes)));
+    let cached = format!("{} in the cache, in pieces that are too small{largest}", Bytes(end.cached_bytes()));
+    if end.room_bytes.is_none() {
+        let words = what_happened(advice, end);
+        return format!("A limit: {words}. Below the limit, there were {cached}");
+    }
+    let device = Bytes(end.device_free_bytes);
+    if free >= end.requested_bytes {
+        format!(
+            "Fragmentation: {} were free, more than the {request} requested, but not in one piece: {cached}, and {device} on the device",
+            Bytes(free)
+        )
+    } else {
+        format!(
+            "Exhaustion: only {} were free, less than the {request} requested: {cached}, and {device} on the device",
+            Bytes(free)
+        )
+    }
+}
+
 /// From this share of allocated memory on, settings cannot gain much.
 const FULL: f64 = 0.9;
 
 /// What can be said about the time after the OOM.
-fn beyond(advice: &Advice, end: &FinalOom) -> String {
+pub(super) fn beyond(advice: &Advice, end: &FinalOom) -> String {
     let mut words = "not in the recording".to_owned();
     let Some(limit) = advice.limit_bytes else { return words };
     if let (Some(true), Some(needed)) = (advice.fits, advice.needed_bytes) {
@@ -263,7 +314,7 @@ fn beyond(advice: &Advice, end: &FinalOom) -> String {
 }
 
 /// What one call site held.
-fn held(holder: &MemoryHolder) -> String {
+pub(super) fn held(holder: &MemoryHolder) -> String {
     let blocks = if holder.blocks == 1 { "block" } else { "blocks" };
     format!("{} in {} {blocks}: {}", Bytes(holder.bytes), holder.blocks, holder.site)
 }
@@ -280,7 +331,7 @@ fn reserved(advice: &Advice) -> Option<String> {
     })
 }
 
-fn memory(advice: &Advice) -> String {
+pub(super) fn memory(advice: &Advice) -> String {
     let needed = in_mebibytes(advice.needed_bytes);
     match (advice.needed_bytes, advice.needed_now_bytes) {
         (None, _) => "more than the device has".to_owned(),
@@ -297,7 +348,7 @@ fn memory(advice: &Advice) -> String {
     }
 }
 
-fn available(advice: &Advice) -> Option<String> {
+pub(super) fn available(advice: &Advice) -> Option<String> {
     let limit = advice.limit_bytes?;
     if advice.depends_on_limit {
         let needed = in_mebibytes(advice.needed_bytes);
@@ -323,7 +374,7 @@ fn cost(now: Option<u64>, then: u64) -> String {
     format!("{} instead of {}: {difference} in total", Nanos(then), Nanos(now))
 }
 
-fn confidence(advice: &Advice) -> String {
+pub(super) fn confidence(advice: &Advice) -> String {
     let about_model = match &advice.confidence {
         Confidence::Exact { entries, blocks_before: 0 } => {
             format!("EXACT for the recorded run: the model matches PyTorch in all {entries} entries")
@@ -349,7 +400,7 @@ fn confidence(advice: &Advice) -> String {
 }
 
 /// How far the answer for other settings can be trusted: it is a prediction.
-fn prediction(advice: &Advice) -> Option<String> {
+pub(super) fn prediction(advice: &Advice) -> Option<String> {
     let settings = match &advice.closest {
         Some(closest) => closest,
         None if advice.changes => &advice.recommended,
@@ -365,7 +416,7 @@ fn prediction(advice: &Advice) -> Option<String> {
     })
 }
 
-fn reason_fact(reason: &AdviceReason, fits: Option<bool>) -> (&'static str, String) {
+pub(super) fn reason_fact(reason: &AdviceReason, fits: Option<bool>) -> (&'static str, String) {
     let label = if matches!(reason, AdviceReason::Leak { .. }) { "but it leaks" } else { "why not less" };
     let words = match reason {
         AdviceReason::Exhaustion { live_peak_bytes } => {
@@ -402,36 +453,42 @@ fn reason_fact(reason: &AdviceReason, fits: Option<bool>) -> (&'static str, Stri
 fn tried(advice: &Advice, top: usize, medium: Medium) -> String {
     let mut table = TextTable::new(&HEADINGS, medium);
     let (settings, others): (Vec<_>, Vec<_>) = advice.tried.iter().partition(|row| row.settings.is_some());
-    let mut left_out = 0;
+    let (mut left_out, mut folds) = (0, false);
+    let is_named = |row: &AdviceRow| row.current || row.recommended || row.closest;
+    // Settings with the same figures share a row, except those that the answer mentions.
+    let is_one_row = |one: &&AdviceRow, next: &&AdviceRow| {
+        medium != Medium::Markdown && !is_named(one) && !is_named(next) && cells(one)[1..] == cells(next)[1..]
+    };
     let mut add = |rows: &[&AdviceRow], most: usize| {
-        for (place, row) in rows.iter().enumerate() {
-            if place < most || row.current || row.recommended || row.closest {
-                table.row(cells(row));
-            } else {
-                left_out += 1;
+        for (place, same) in rows.chunk_by(is_one_row).enumerate() {
+            if place >= most && !is_named(same[0]) {
+                left_out += same.len();
+                continue;
             }
+            let mut cells = cells(same[0]);
+            if same.len() > 1 {
+                let _ = write!(cells[0], " (and {} more)", same.len() - 1);
+                folds = true;
+            }
+            table.row(cells);
         }
     };
     add(&settings, top);
     add(&others, top.div_ceil(3));
-    let mut legend =
-        "Reserved, no limit: compare it with torch.cuda.max_memory_reserved. Smallest limit: in which everything \
-         completes. Smallest device: with context and libraries. Other allocators cannot be selected through \
-         PyTorch's settings."
-            .to_owned();
-    if left_out > 0 {
-        let _ = write!(legend, " Not shown: {left_out} (--top 99 shows all).");
-    }
-    legend.extend(table.fit(&DISPENSABLE).map(|hidden| format!("\n{hidden}")));
+    table.fit(&DISPENSABLE);
+    let not_shown = format!("Not shown: {left_out} (--top 99 shows all).");
+    let legend = said(&[
+        (table.shows(1), "Reserved, no limit: compare it with torch.cuda.max_memory_reserved."),
+        (true, "Smallest limit: in which everything completes."),
+        (table.shows(3), "Smallest device: with context and libraries."),
+        (true, "Other allocators cannot be selected through PyTorch's settings."),
+        (folds, "Settings with the same figures share a row; --format csv names them."),
+        (left_out > 0, &not_shown),
+    ]);
     table.finish(&legend, [])
 }
 
-fn cells(row: &AdviceRow) -> [String; 7] {
-    let name = match row.settings.as_deref() {
-        Some("") => "(defaults)".to_owned(),
-        Some(settings) => settings.to_owned(),
-        None => format!("another allocator: {}", row.strategy),
-    };
+pub(super) fn cells(row: &AdviceRow) -> [String; 7] {
     let needed = match row.status {
         ThresholdStatus::Found => in_mebibytes(row.needed_bytes),
         ThresholdStatus::NeverFits => "never fits".to_owned(),
@@ -452,7 +509,7 @@ fn cells(row: &AdviceRow) -> [String; 7] {
         None => "",
     };
     [
-        name,
+        row.shown(),
         maybe_bytes(row.uncapped_reserved_bytes),
         needed,
         in_mebibytes(row.needed_card_bytes),

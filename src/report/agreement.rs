@@ -27,13 +27,14 @@ the device.";
 impl RenderRow for AgreementRecord {
     /// Grouped by source in order of appearance, with notes on single rows and a summary.
     fn text(rows: &[AgreementRecord], medium: Medium) -> String {
-        let mut table = TextTable::new(&HEADINGS, medium);
+        let mut table = TextTable::new(&HEADINGS, medium).with_groups();
         let mut group = String::new();
         for record in rows {
             let title = title(record);
             table.row(row(if title == group { String::new() } else { title.clone() }, record));
             group = title;
         }
+        table.fit(&[2, 7, 4]);
         let notes = rows.iter().filter_map(note).chain(unscripted(rows));
         format!("{}\n{}\n", table.finish(LEGEND, notes), summary(rows))
     }

@@ -3,7 +3,7 @@
 
 use super::{
     Environment, Medium, Render,
-    render::{RenderRow, TextTable, maybe_bytes},
+    render::{RenderRow, TextTable, maybe_bytes, said},
     scenario::{bounds, groups, is_contender, titles},
 };
 use crate::{
@@ -30,10 +30,10 @@ const NEED_HEADINGS: [&str; 2] = ["need", "appetite"];
 /// As `DISPENSABLE`, for a table with these columns. What is reserved is the appetite in bytes.
 const DISPENSABLE_WITH_NEED: [usize; 6] = [9, 4, 7, 6, 5, 10];
 const NEED_LEGEND: &str = "Need: the least memory in which the case completes, appetite: peak reserved memory without a \
-                           limit, both as multiples of the bound (the most bytes alive at one time). ";
-const NEED_STAR_LEGEND: &str = "* = lowest need. ";
+                           limit, both as multiples of the bound (the most bytes alive at one time).";
+const NEED_STAR_LEGEND: &str = "* = lowest need.";
 const LEGEND: &str = "Fragmentation = 1 - peak allocated / peak reserved.";
-const STAR_LEGEND: &str = "* = lowest device memory use (whole pages and context included). ";
+const STAR_LEGEND: &str = "* = lowest device memory use (whole pages and context included).";
 
 impl RenderRow for CaseRecord {
     fn text(rows: &[CaseRecord], medium: Medium) -> String {
@@ -42,7 +42,7 @@ impl RenderRow for CaseRecord {
         if has_need {
             headings.splice(2..2, NEED_HEADINGS);
         }
-        let mut table = TextTable::new(&headings, medium);
+        let mut table = TextTable::new(&headings, medium).with_groups();
         let groups = groups(rows);
         let (mut need_star, mut use_star) = (false, false);
         for (group, mut heading) in groups.iter().zip(titles(&groups)) {
@@ -59,14 +59,15 @@ impl RenderRow for CaseRecord {
             }
         }
         let dispensable = if has_need { &DISPENSABLE_WITH_NEED[..] } else { &DISPENSABLE };
-        let hidden = table.fit(dispensable).map_or_else(String::new, |hidden| format!(" {hidden}"));
-        let parts = [
-            if has_need { NEED_LEGEND } else { "" },
-            if need_star { NEED_STAR_LEGEND } else { "" },
-            if use_star { STAR_LEGEND } else { "" },
-            LEGEND,
-        ];
-        let legend = format!("{}{hidden}", parts.concat());
+        table.fit(dispensable);
+        // The columns after the strategy are two further to the right.
+        let shows = |place: usize| table.shows(if has_need { place + NEED_HEADINGS.len() } else { place });
+        let legend = said(&[
+            (has_need, NEED_LEGEND),
+            (need_star, NEED_STAR_LEGEND),
+            (use_star && shows(4), STAR_LEGEND),
+            (shows(5), LEGEND),
+        ]);
         // Errors are reported by the caller. In a document, explanations have a section of their
         // own.
         let explained = |record: &&CaseRecord| record.status != Status::Error && medium != Medium::Markdown;
@@ -114,9 +115,11 @@ fn verdict(record: &CaseRecord) -> String {
     }
 }
 
-const WATERFALL_LEGEND: &str = "Requested: peak live bytes, the lower bound for every allocator. Rounded: the same in \
-                                blocks of 512 B. Over bound: reserved compared with rounded.";
-const PACKED_LEGEND: &str = " Packed: the best layout found with full knowledge of lifetimes.";
+const WATERFALL_LEGEND: &str = "Requested: peak live bytes, the lower bound for every allocator.";
+const ROUNDED_LEGEND: &str = "Rounded: the same in blocks of 512 B.";
+const ROUNDED_ALONE_LEGEND: &str = "Rounded: peak live bytes in blocks of 512 B.";
+const OVER_LEGEND: &str = "Over bound: reserved compared with rounded.";
+const PACKED_LEGEND: &str = "Packed: the best layout found with full knowledge of lifetimes.";
 
 /// What each completed case reserved, beside what its trace needs at least; `None` without such a
 /// case.
@@ -129,7 +132,7 @@ pub fn waterfall(records: &[CaseRecord], medium: Medium) -> Option<String> {
     if packed {
         headings.insert(4, "packed");
     }
-    let mut table = TextTable::new(&headings, medium);
+    let mut table = TextTable::new(&headings, medium).with_groups();
     let groups = groups(records);
     for (group, mut heading) in groups.iter().zip(titles(&groups)) {
         for record in &group.records {
@@ -154,7 +157,15 @@ pub fn waterfall(records: &[CaseRecord], medium: Medium) -> Option<String> {
             table.row(cells);
         }
     }
-    let legend = format!("{WATERFALL_LEGEND}{}", if packed { PACKED_LEGEND } else { "" });
+    // Requested and rounded differ little.
+    table.fit(&[2, 4 + usize::from(packed) + 1]);
+    let legend = said(&[
+        (table.shows(2), WATERFALL_LEGEND),
+        (table.shows(2), ROUNDED_LEGEND),
+        (!table.shows(2), ROUNDED_ALONE_LEGEND),
+        (true, OVER_LEGEND),
+        (packed, PACKED_LEGEND),
+    ]);
     (!table.is_empty()).then(|| table.finish(&legend, []))
 }
 
@@ -182,7 +193,7 @@ const NOISY: f64 = 0.1;
 
 /// Wall-clock times, grouped by workload in order of first appearance.
 pub fn timings(records: &[TimingRecord], medium: Medium) -> String {
-    let mut table = TextTable::new(&TIMING_HEADINGS, medium);
+    let mut table = TextTable::new(&TIMING_HEADINGS, medium).with_groups();
     let mut workload = "";
     for record in records {
         let heading = if record.workload == workload { "" } else { &record.workload };
@@ -191,11 +202,18 @@ pub fn timings(records: &[TimingRecord], medium: Medium) -> String {
     }
     let timer = records.iter().map(|record| record.timer_ns).max().unwrap_or(0);
     let sampled_one_in = records.first().map_or(0, |record| record.sampled_one_in);
-    let mut legend = format!(
-        "Wall-clock times. Per event: the median pass, without sampling. Percentiles: a second pass that times one \
-         operation in {sampled_one_in}; each value includes about {timer} ns for reading the clock."
+    table.fit(&[7, 6, 5]);
+    let percentiles = format!(
+        "Percentiles: a second pass that times one operation in {sampled_one_in}; each value includes about {timer} ns for \
+         reading the clock."
     );
-    if let Some(rounds) = records.iter().filter_map(|record| record.rounds).max().filter(|rounds| *rounds > 1) {
+    let mut legend = said(&[
+        (true, "Wall-clock times. Per event: the median pass, without sampling."),
+        (table.shows(6) || table.shows(7), &percentiles),
+    ]);
+    if let Some(rounds) = records.iter().filter_map(|record| record.rounds).max().filter(|rounds| *rounds > 1)
+        && table.shows(5)
+    {
         legend.push_str(&format!(
             "\nSpread: standard deviation of {rounds} rounds, each the fastest pass of a new process."
         ));
@@ -409,7 +427,7 @@ mod tests {
         for whole in ["workload", "checkerboard", "40.0 MiB", "event 17"] {
             assert!(text.contains(whole), "{whole} is not in one piece:\n{text}");
         }
-        assert!(text.contains("terminal is narrow: peak allocated, driver calls, driver time."), "{text}");
+        assert!(text.contains("terminal is narrow: driver calls."), "{text}");
     }
 
     #[test]

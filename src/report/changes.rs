@@ -62,7 +62,14 @@ fn section(out: &mut String, title: &str, headings: &[&str], lines: Vec<Vec<Stri
     }
     let left_out = lines.len().saturating_sub(MOST_LINES);
     let mut table = TextTable::new(headings, medium);
+    if headings[0] == "case" {
+        table = table.with_groups();
+    }
     lines.into_iter().take(MOST_LINES).for_each(|line| table.row(line));
+    // Of a time, the verdict follows from the interval.
+    if headings.len() > 6 {
+        table.fit(&[7, 6, 1, 2]);
+    }
     let _ = write!(out, "{title}:\n{}", table.finish("", []));
     if left_out > 0 {
         let _ = writeln!(out, "and {left_out} more; --format json shows all");
@@ -202,6 +209,7 @@ fn summary(comparison: &Comparison) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::{Glyphs, Terminal};
 
     #[test]
     fn worse_comes_first_and_equal_runs_are_one_line() {
@@ -232,6 +240,23 @@ mod tests {
             "1 columns worse, 0 better",
         ] {
             assert!(text.contains(words), "'{words}' is missing in\n{text}");
+        }
+    }
+
+    #[test]
+    fn long_names_of_cases_fit_a_terminal() {
+        let change = ColumnChange {
+            case_id: "strategies/variable-length/caching:expandable_segments:True@sim<=6GiB#1".to_owned(),
+            column: "peak_device_used_bytes".to_owned(),
+            old: 123_456_789_012_u64.into(),
+            new: 223_456_789_012_u64.into(),
+            direction: ChangeDirection::Worse,
+        };
+        let found = Comparison { compared: 3, changes: vec![change], ..Comparison::default() };
+        let text = found.text(Medium::Terminal(Terminal { width: Some(80), glyphs: Glyphs::Lines }));
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        for part in ["expandable_segments:", "peak_device_used_bytes", "(115 GiB)", "1.810"] {
+            assert!(text.contains(part), "'{part}' is not in one piece:\n{text}");
         }
     }
 }

@@ -52,10 +52,12 @@ impl Render for ClaimReport<'_> {
                 format!("{}\n{LEGEND}\n", blocks.join("\n"))
             }
             Medium::Terminal(_) => {
-                let mut table = TextTable::new(&HEADINGS, medium);
+                let mut table = TextTable::new(&HEADINGS, medium).with_numbers(HEADINGS.len()..);
                 for record in self.records {
                     table.row([&record.id, &record.claim, &record.published, record.verdict.name(), &record.lesson]);
                 }
+                // What is published is in the words of the claim.
+                table.fit(&[2]);
                 table.finish(&format!("{}\n{LEGEND}", tally(self.records)), [])
             }
         }

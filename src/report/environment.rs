@@ -51,6 +51,9 @@ pub struct Environment {
 pub struct RunSettings {
     /// The suites by name.
     pub suites: Vec<String>,
+    /// Their questions, in the same order; empty in runs of older releases.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub questions: Vec<String>,
     /// `--filter`.
     pub only: Vec<String>,
     /// `--skip`.

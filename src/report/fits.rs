@@ -26,7 +26,7 @@ impl RenderRow for FitRow {
 
 fn on_one_card(rows: &[&FitRow], medium: Medium) -> String {
     let Some(first) = rows.first() else { return String::new() };
-    let mut table = TextTable::new(&HEADINGS, medium);
+    let mut table = TextTable::new(&HEADINGS, medium).with_numbers(1..5);
     for row in rows {
         table.row([
             row.way.clone(),
@@ -41,18 +41,26 @@ fn on_one_card(rows: &[&FitRow], medium: Medium) -> String {
             row.numerics.map_or_else(String::new, |effect| effect.to_string()),
         ]);
     }
-    let hidden = table.fit(&DISPENSABLE);
-    let legend = "Peaks with enough memory. On the card the allocator gives back cached memory before a request fails, so \
-                  a way may fit although it would reserve more.";
-    let legend = hidden.into_iter().chain([legend.to_owned()]).collect::<Vec<_>>().join("\n");
-    let unknown = rows.iter().filter(|row| row.fits.is_none());
-    let notes =
-        unknown.map(|row| format!("{}: {}", row.way, row.reason)).chain(rows.iter().filter_map(|row| pool(row)));
-    let table = table.finish(&legend, notes);
+    table.fit(&DISPENSABLE);
+    let table = table.finish(LEGEND, notes(rows));
     let trained: Vec<&FitRow> = rows.iter().copied().filter(|row| row.trains).collect();
-    let shown = trained.iter().find(|row| row.fits == Some(true)).or_else(|| least(&trained));
-    let parts = shown.map_or_else(String::new, |row| by_category(row));
+    let parts = shown(&trained).map_or_else(String::new, by_category);
     format!("{}\n\n{table}\n{parts}", verdict(first, &trained))
+}
+
+/// Below the table.
+pub(super) const LEGEND: &str = "Peaks with enough memory. On the card the allocator gives back cached memory before a \
+                                 request fails, so a way may fit although it would reserve more.";
+
+/// What is not known, and what the pools of servers hold.
+pub(super) fn notes(rows: &[&FitRow]) -> Vec<String> {
+    let unknown = rows.iter().filter(|row| row.fits.is_none());
+    unknown.map(|row| format!("{}: {}", row.way, row.reason)).chain(rows.iter().filter_map(|row| pool(row))).collect()
+}
+
+/// The way to train whose memory is shown by category: the first that fits, or the one that takes the least.
+pub(super) fn shown<'a>(trained: &[&'a FitRow]) -> Option<&'a FitRow> {
+    trained.iter().find(|row| row.fits == Some(true)).or_else(|| least(trained)).copied()
 }
 
 /// What the pool of a server holds.
@@ -66,7 +74,7 @@ fn pool(row: &FitRow) -> Option<String> {
 }
 
 /// The answer for training, in one or two lines.
-fn verdict(first: &FitRow, rows: &[&FitRow]) -> String {
+pub(super) fn verdict(first: &FitRow, rows: &[&FitRow]) -> String {
     let weights = first.weights.map_or_else(String::new, |weights| format!(" ({} weights)", grouped(weights)));
     let size = match (first.batch, first.context) {
         (Some(batch), Some(context)) => format!(", batch {batch} of {context} tokens"),
@@ -105,12 +113,12 @@ fn smaller_batches<'a>(rows: &'a [&'a FitRow]) -> Option<&'a &'a FitRow> {
 }
 
 /// The way that takes the least.
-fn least<'a>(rows: &'a [&'a FitRow]) -> Option<&'a &'a FitRow> {
+fn least<'a, 'b>(rows: &'b [&'a FitRow]) -> Option<&'b &'a FitRow> {
     rows.iter().filter(|row| row.fits == Some(false)).min_by_key(|row| row.peak_allocated_bytes)
 }
 
-/// Where the memory of a way goes, with bars.
-fn by_category(row: &FitRow) -> String {
+/// Where the memory of a way goes, without what takes nothing.
+pub(super) fn categories(row: &FitRow) -> Vec<(&'static str, u64)> {
     let parts = [
         ("weights", row.weights_bytes),
         ("gradients", row.gradients_bytes),
@@ -121,10 +129,16 @@ fn by_category(row: &FitRow) -> String {
         ("temporary", row.temporary_bytes),
         ("workspace", row.workspace_bytes),
     ];
+    parts.into_iter().filter(|(_, bytes)| *bytes > 0).collect()
+}
+
+/// The same with bars.
+fn by_category(row: &FitRow) -> String {
+    let parts = categories(row);
     let total: u64 = parts.iter().map(|(_, bytes)| bytes).sum();
     let longest = parts.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0).max(1);
     let mut text = format!("at the allocated peak of {} ({})\n", row.way, Bytes(total));
-    for (name, bytes) in parts.into_iter().filter(|(_, bytes)| *bytes > 0) {
+    for (name, bytes) in parts {
         let bar = "#".repeat((bytes * BAR).div_ceil(longest) as usize);
         text.push_str(&format!("  {name:<12} {:>10}  {bar}\n", Bytes(bytes).to_string()));
     }

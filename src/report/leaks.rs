@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::{
     Medium, Render, ReportError,
-    plot::plot,
+    plot::{Extremes, plot},
     render::{TextTable, counted, maybe_bytes, signed_bytes},
     rows,
 };
@@ -39,7 +39,8 @@ const HEADINGS: [&str; 9] = [
 const AS_RECORDED: &str = "as recorded: a replay reserves another amount, because a recording does not contain the memory \
                            fraction. What is stuck in the cache is unknown";
 /// Below growing blocks that are named by their size.
-const WITHOUT_STACKS: &str = "no call stacks were recorded: record with stacks=\"python\", as `oomph record` does";
+pub(super) const WITHOUT_STACKS: &str =
+    "no call stacks were recorded: record with stacks=\"python\", as `oomph record` does";
 
 /// The columns that a narrow terminal loses first, by place.
 const DISPENSABLE: [usize; 4] = [6, 7, 5, 4];
@@ -116,11 +117,10 @@ fn labelled(label: &str, value: &str) -> String {
     format!("  {label:<12} {value}\n")
 }
 
-/// The finding in words, the `top` that grow most, the last steps, and what all steps keep as a
-/// plot.
-fn text(finding: &Finding, top: usize, medium: Medium) -> String {
-    let mut out = format!("{}: {}\n", finding.source, verdict(finding));
-    let mut line = |label: &str, value: String| out.push_str(&labelled(label, &value));
+/// What is said about a finding, each with a label.
+pub(super) fn facts(finding: &Finding) -> Vec<(&'static str, String)> {
+    let mut facts = Vec::new();
+    let mut line = |label: &'static str, value: String| facts.push((label, value));
     if let Some(doubt) = finding.doubt {
         line("help", help(finding, doubt));
     }
@@ -156,6 +156,17 @@ fn text(finding: &Finding, top: usize, medium: Medium) -> String {
     if finding.verdict == Verdict::Leak && finding.capacity_bytes.is_none() && has_replay {
         line("will run out", "not known when: the recording does not name the GPU; --card does".to_owned());
     }
+    facts
+}
+
+/// The finding in words, the `top` that grow most, the last steps, and what all steps keep as a
+/// plot.
+fn text(finding: &Finding, top: usize, medium: Medium) -> String {
+    let mut out = format!("{}: {}\n", finding.source, verdict(finding));
+    let mut line = |label: &str, value: String| out.push_str(&labelled(label, &value));
+    for (label, value) in facts(finding) {
+        line(label, value);
+    }
     for (place, grower) in finding.growers.iter().take(top).enumerate() {
         line(if place == 0 { "growing" } else { "" }, growth(grower));
     }
@@ -170,7 +181,7 @@ fn text(finding: &Finding, top: usize, medium: Medium) -> String {
     if let Medium::Terminal(terminal) = medium
         && finding.per_step.len() > 1
     {
-        let kept: Vec<u64> = finding.per_step.iter().map(|step| step.kept_bytes).collect();
+        let kept: Vec<Extremes> = finding.per_step.iter().map(|step| (step.kept_bytes, step.kept_bytes)).collect();
         out.push_str(&plot("kept per step", &kept, terminal));
     }
     out
@@ -192,15 +203,24 @@ fn left_out_text(left_out: &LeftOut) -> String {
     format!("the last {events} events, which free {} {what}", Bytes(left_out.freed_bytes))
 }
 
-fn slope(finding: &Finding) -> String {
+pub(super) fn slope(finding: &Finding) -> String {
+    format!("{} ({})", growth_words(finding), interval(finding))
+}
+
+/// What a step adds.
+pub(super) fn growth_words(finding: &Finding) -> String {
     let quantity = match finding.quantity {
         Quantity::KeptBytes => "kept memory",
         Quantity::StuckBytes => "free memory that cannot be released",
         Quantity::ReservedBytes => "reserved memory",
     };
+    format!("{} of {quantity} per step", signed_bytes(finding.bytes_per_step))
+}
+
+/// How well the slope is known.
+pub(super) fn interval(finding: &Finding) -> String {
     format!(
-        "{} of {quantity} per step (95 % interval {} to {}, p = {})",
-        signed_bytes(finding.bytes_per_step),
+        "95 % interval {} to {}, p = {}",
         signed_bytes(finding.bytes_per_step_low),
         signed_bytes(finding.bytes_per_step_high),
         probability(finding.p_value),
@@ -225,7 +245,7 @@ pub(super) fn grower_name(grower: &Grower) -> String {
     }
 }
 
-fn verdict(finding: &Finding) -> String {
+pub(super) fn verdict(finding: &Finding) -> String {
     let words = match (finding.verdict, finding.course) {
         (Verdict::CannotTell, _) => {
             return format!("cannot tell: {}", finding.doubt.unwrap_or(Doubt::WideInterval).sentence());
@@ -290,9 +310,8 @@ fn steps(steps: &[StepUse], medium: Medium) -> String {
         bytes => maybe_bytes(bytes),
     };
     let count = |count: Option<u64>| count.map_or_else(String::new, |count| count.to_string());
-    for step in &steps[left_out..] {
-        table.row([
-            step.step.to_string(),
+    let figures = |step: &StepUse| {
+        [
             bytes(Some(step.kept_bytes)),
             bytes(step.transient_bytes),
             bytes(Some(step.reserved_bytes)),
@@ -301,12 +320,18 @@ fn steps(steps: &[StepUse], medium: Medium) -> String {
             count(step.passing_blocks),
             bytes(step.passing_bytes),
             bytes(step.collected_bytes),
-        ]);
+        ]
+    };
+    let is_one_row = |one: &StepUse, next: &StepUse| medium != Medium::Markdown && figures(one) == figures(next);
+    for row in steps[left_out..].chunk_by(is_one_row) {
+        let (first, last) = (row[0].step, row[row.len() - 1].step);
+        let name = if first == last { first.to_string() } else { format!("{first}-{last}") };
+        table.row([name].into_iter().chain(figures(&row[0])));
     }
-    let hidden = table.fit(&DISPENSABLE);
+    table.fit(&DISPENSABLE);
     let earlier = (left_out > 0)
         .then(|| format!("{} in --format csv.", counted(left_out, "earlier step is", "earlier steps are")));
-    table.finish(&hidden.into_iter().chain(earlier).collect::<Vec<_>>().join("\n"), [])
+    table.finish(&earlier.unwrap_or_default(), [])
 }
 
 #[cfg(test)]

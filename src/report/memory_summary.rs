@@ -42,21 +42,21 @@ pub fn memory_summary(summary: &MemorySummary, medium: Medium) -> String {
 pub const WITHOUT_STACKS: &str = "call sites are unknown: no call stacks were recorded. Record with stacks=\"python\", as \
                                   `oomph record` does, or group by --by size.";
 
-/// The first of `count` requesters of memory.
-pub fn operations(operations: &[RequesterUsage], by: GroupBy, count: usize, medium: Medium) -> String {
+/// The first `top` requesters of memory. Layers with the same figures share a row.
+pub fn operations(operations: &[RequesterUsage], by: GroupBy, top: usize, medium: Medium) -> String {
     let heading = match by {
+        GroupBy::Category => "category",
         GroupBy::Tag => "tag",
         GroupBy::Site => "call site",
         GroupBy::Size => "size",
     };
-    let headings = [heading, "requests", "peak self", "live", "requested in total"];
+    let headings = [heading, "requests", "peak self", "live", "requested\nin total"];
     let mut table = TextTable::new(&headings, medium).with_numbers(1..);
-    for operation in operations {
+    let folded = folded(operations);
+    for (name, operation) in folded.iter().take(top) {
         let name = match by {
-            GroupBy::Size => {
-                operation.name.raw().parse().map_or_else(|_| operation.name.to_string(), |size| Bytes(size).to_string())
-            }
-            GroupBy::Tag | GroupBy::Site => operation.name.to_string().chars().take(LONGEST_NAME).collect(),
+            GroupBy::Size => name.parse().map_or_else(|_| name.clone(), |size| Bytes(size).to_string()),
+            GroupBy::Category | GroupBy::Tag | GroupBy::Site => name.chars().take(LONGEST_NAME).collect(),
         };
         table.row([
             name,
@@ -66,10 +66,35 @@ pub fn operations(operations: &[RequesterUsage], by: GroupBy, count: usize, medi
             Bytes(operation.requested_bytes).to_string(),
         ]);
     }
-    match count.saturating_sub(operations.len()) {
-        0 => table.finish("", []),
-        left_out => table.finish(&format!("and {left_out} more; --top {count} shows them"), []),
-    }
+    table.fit(&[1, 4]);
+    let each = (folded.len() < operations.len()).then(|| "Layers in one row have these figures each.".to_owned());
+    let more = match folded.len().saturating_sub(top) {
+        0 => None,
+        left_out => Some(format!("and {left_out} more; --top {} shows them", folded.len())),
+    };
+    table.finish(&each.into_iter().chain(more).collect::<Vec<_>>().join("\n"), [])
+}
+
+/// The rows of a table: successive layers with the same figures are one.
+fn folded(operations: &[RequesterUsage]) -> Vec<(String, &RequesterUsage)> {
+    let named = |operation: &RequesterUsage| {
+        let name = operation.name.to_string();
+        let (tag, layer) = name.split_once(" of layer ")?;
+        Some((tag.to_owned(), layer.parse::<u64>().ok()?))
+    };
+    let same_figures = |one: &RequesterUsage, other: &RequesterUsage| {
+        RequesterUsage { name: one.name.clone(), ..other.clone() } == *one
+    };
+    let follows = |one: &RequesterUsage, next: &RequesterUsage| match (named(one), named(next)) {
+        (Some((tag, layer)), Some((same, other))) => tag == same && layer + 1 == other && same_figures(one, next),
+        _ => false,
+    };
+    let rows = operations.chunk_by(|one, next| follows(one, next));
+    rows.map(|row| match (named(&row[0]), row.len()) {
+        (Some((tag, layer)), more @ 2..) => (format!("{tag} of layers {layer}-{}", layer + more as u64 - 1), &row[0]),
+        _ => (row[0].name.to_string(), &row[0]),
+    })
+    .collect()
 }
 
 #[cfg(test)]
@@ -96,7 +121,27 @@ mod tests {
             peak_live_bytes: size,
             ..RequesterUsage::default()
         };
-        let text = operations(&[one(2 * MIB), one(MIB)], GroupBy::Size, 3, Medium::PIPE);
-        assert!(text.contains("1.00 MiB") && !text.contains("512 B") && text.contains("and 1 more"), "{text}");
+        let text = operations(&[one(2 * MIB), one(MIB), one(512)], GroupBy::Size, 2, Medium::PIPE);
+        assert!(text.contains("1.00 MiB") && !text.contains("512 B") && text.contains("and 1 more; --top 3"), "{text}");
+    }
+
+    #[test]
+    fn layers_with_the_same_figures_share_a_row() {
+        let layer = |name: &str, bytes| RequesterUsage {
+            name: name.into(),
+            peak_live_bytes: bytes,
+            ..RequesterUsage::default()
+        };
+        let layers = [
+            layer("activation of layer 9", MIB),
+            layer("activation of layer 10", MIB),
+            layer("activation of layer 11", MIB),
+            layer("activation of layer 12", 5),
+            layer("gradient of layer 13", 5),
+        ];
+        let names: Vec<String> = folded(&layers).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["activation of layers 9-11", "activation of layer 12", "gradient of layer 13"]);
+        let text = operations(&layers, GroupBy::Tag, 1, Medium::PIPE);
+        assert!(text.contains("these figures each.\nand 2 more; --top 3 shows them"), "{text}");
     }
 }

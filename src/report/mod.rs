@@ -48,7 +48,7 @@ pub use partition::{Partition, PartitionError, PartitionRule};
 pub use plan::PlannedCase;
 pub use ranks::RankReport;
 pub use rehearsals::{MemoryHolders, RehearsalReport};
-pub use render::{Glyphs, Medium, Places, Render, Terminal};
+pub use render::{Glyphs, Medium, Places, Render, Terminal, flowing, wrapped};
 pub use rows::{save, to_checked_csv, to_csv};
 #[cfg(test)]
 pub(crate) use scenario::comparison_csv;

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{
     Medium, Render, ReportError,
-    render::{TextTable, signed_bytes},
+    render::{TextTable, capitalised, signed_bytes},
     rows,
 };
 use crate::{
@@ -102,11 +102,6 @@ fn summary(ranks: &RankComparison) -> String {
 
 fn plus_or_minus(bytes: i64) -> String {
     format!("{}{}", if bytes < 0 { "" } else { "+" }, signed_bytes(bytes as f64))
-}
-
-fn capitalised(text: &str) -> String {
-    let mut letters = text.chars();
-    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
 #[cfg(test)]

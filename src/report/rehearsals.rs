@@ -69,7 +69,8 @@ impl Render for RehearsalReport {
         let mut text = match &*self.records {
             [record] => {
                 let headline = headline(record, self.searched.as_ref());
-                format!("{headline}\n{}\n{}\n{}", peaks(record), files(record), ranks(record))
+                let (peaks, files) = (line("peak", &peaks(record)), line("recording", &files(record)));
+                format!("{headline}\n{peaks}\n{files}\n{}", ranks(record))
             }
             records => several(self, records, medium),
         };
@@ -85,7 +86,7 @@ impl Render for RehearsalReport {
 }
 
 /// Whether it fits on one card.
-fn headline(record: &RehearsalRecord, searched: Option<&SearchedValue>) -> String {
+pub(super) fn headline(record: &RehearsalRecord, searched: Option<&SearchedValue>) -> String {
     let mut place = format!("{} ({})", record.card, Bytes(record.total_bytes));
     if let Some(limit) = record.limit_bytes {
         let _ = write!(place, " under a limit of {}", Bytes(limit));
@@ -130,9 +131,10 @@ fn condition(record: &RehearsalRecord) -> &'static str {
     if counted { ", if the counts that were assumed hold (see assumed)" } else { "" }
 }
 
-fn peaks(record: &RehearsalRecord) -> String {
+/// What it took at most.
+pub(super) fn peaks(record: &RehearsalRecord) -> String {
     let (Some(allocated), Some(reserved)) = (record.peak_allocated_bytes, record.peak_reserved_bytes) else {
-        return line("peak", "nothing was recorded");
+        return "nothing was recorded".to_owned();
     };
     let mut text = format!("{} allocated, {} reserved", Bytes(allocated), Bytes(reserved));
     if let Some(card) = record.peak_card_bytes {
@@ -151,18 +153,19 @@ fn peaks(record: &RehearsalRecord) -> String {
     } else if record.stopped && record.steps > 1 {
         text.push_str(", the peaks rose in the last one: more steps may need more");
     }
-    line("peak", &text)
+    text
 }
 
-fn files(record: &RehearsalRecord) -> String {
-    let Some(first) = record.recordings.first() else { return line("recording", "none was written") };
+/// Where the recordings are, and what to do with them.
+pub(super) fn files(record: &RehearsalRecord) -> String {
+    let Some(first) = record.recordings.first() else { return "none was written".to_owned() };
     let source = match record.recordings.len() {
         1 => first.clone(),
         _ => first.rsplit_once('/').map_or(".", |(folder, _)| folder).to_owned(),
     };
     let limit = record.limit_bytes.map(|limit| format!(" --limit {limit}B"));
     let card = limit.unwrap_or_else(|| format!(" --card {}", record.card));
-    line("recording", &format!("{source}; next: oomph advise {source}{card}"))
+    format!("{source}; next: oomph advise {source}{card}")
 }
 
 /// The peaks of each rank; ranks with the same peaks share a line.
@@ -202,8 +205,8 @@ fn line(label: &str, value: &str) -> String {
     format!("{label:<12} {value}")
 }
 
-/// Several cards or variants: one line in words, then a table.
-fn several(report: &RehearsalReport, records: &[RehearsalRecord], medium: Medium) -> String {
+/// In how many cases it fits, and in which.
+pub(super) fn tally(records: &[RehearsalRecord]) -> String {
     let fitting: Vec<&RehearsalRecord> = records.iter().filter(|one| one.verdict == RehearsalVerdict::Fits).collect();
     let name = |record: &RehearsalRecord| match record.variant.as_deref().filter(|words| !words.is_empty()) {
         Some(variant) => format!("{} with {variant}", record.card),
@@ -219,11 +222,19 @@ fn several(report: &RehearsalReport, records: &[RehearsalRecord], medium: Medium
         0 => String::new(),
         unknown => format!("; not known for {unknown}"),
     };
-    let mut text = format!("fits in {} of {} cases{names}{unknown}\n", fitting.len(), records.len());
+    format!("fits in {} of {} cases{names}{unknown}", fitting.len(), records.len())
+}
+
+/// Several cards or variants: one line in words, then a table.
+fn several(report: &RehearsalReport, records: &[RehearsalRecord], medium: Medium) -> String {
+    let fitting: Vec<&RehearsalRecord> = records.iter().filter(|one| one.verdict == RehearsalVerdict::Fits).collect();
+    let is_unknown =
+        |one: &RehearsalRecord| !matches!(one.verdict, RehearsalVerdict::Fits | RehearsalVerdict::DoesNotFit);
+    let mut text = format!("{}\n", tally(records));
     let most =
         fitting.iter().filter_map(|record| Some((record.peak_reserved_bytes?, record.peak_allocated_bytes?))).max();
     let peak = most.map_or_else(
-        || if unknown.is_empty() { "it fits in no case" } else { "not known" }.to_owned(),
+        || if records.iter().any(is_unknown) { "not known" } else { "it fits in no case" }.to_owned(),
         |(reserved, allocated)| {
             format!("at most {} allocated, {} reserved where it fits", Bytes(allocated), Bytes(reserved))
         },
@@ -252,16 +263,8 @@ fn table(report: &RehearsalReport, records: &[RehearsalRecord], medium: Medium) 
             let variant = record.variant.as_deref().unwrap_or_default();
             cells.push(if variant.is_empty() { "as it is".to_owned() } else { variant.to_owned() });
         }
-        let verdict = match record.verdict {
-            RehearsalVerdict::Fits => "fits".to_owned(),
-            RehearsalVerdict::DoesNotFit => match &record.oom {
-                Some(oom) => format!("out of memory in step {}", oom.step),
-                None => "does not fit".to_owned(),
-            },
-            _ => record.failure.clone().unwrap_or_else(|| "failed".to_owned()),
-        };
         let fits = record.verdict == RehearsalVerdict::Fits;
-        cells.extend([record.card.clone(), Bytes(record.total_bytes).to_string(), verdict]);
+        cells.extend([record.card.clone(), Bytes(record.total_bytes).to_string(), verdict(record)]);
         if searched.is_some() {
             let value = record.value.filter(|_| fits);
             let is_end = report.searched.as_ref().map(|searched| searched.high) == value;
@@ -276,20 +279,55 @@ fn table(report: &RehearsalReport, records: &[RehearsalRecord], medium: Medium) 
         ]);
         table.row(cells);
     }
+    let last = headings.len() - 1;
+    table.fit(&[last, last - 3, last - 1]);
     table.finish("", [])
+}
+
+/// How it ended, in a few words.
+pub(super) fn verdict(record: &RehearsalRecord) -> String {
+    match record.verdict {
+        RehearsalVerdict::Fits => "fits".to_owned(),
+        RehearsalVerdict::DoesNotFit => match &record.oom {
+            Some(oom) => format!("out of memory in step {}", oom.step),
+            None => "does not fit".to_owned(),
+        },
+        _ => record.failure.clone().unwrap_or_else(|| "failed".to_owned()),
+    }
+}
+
+/// The line of the request that failed, and what the driver had then.
+pub(super) fn runs_out(record: &RehearsalRecord) -> Option<String> {
+    let oom = record.oom.as_ref()?;
+    let place = oom.r#where.as_ref().map_or_else(|| "an unknown line".to_owned(), FileText::to_string);
+    let went_on = if record.failure.is_none() { "; the program caught the error and went on" } else { "" };
+    let free = match record.limit_bytes {
+        Some(_) => String::new(),
+        None => format!(", when the driver had {} free", Bytes(oom.free)),
+    };
+    Some(format!("at {place}{free}{went_on}"))
+}
+
+/// What is not known or assumed, each with a label.
+pub(super) fn notes(record: &RehearsalRecord) -> Vec<(&'static str, String)> {
+    let mut notes = Vec::new();
+    if let Some(compile) = &record.compile {
+        notes.push(("compile", compile_note(compile, &record.compile_cache)));
+    }
+    if !record.reads.is_empty() {
+        let places = read_places(&record.reads).into_iter().map(|(count, place)| format!("{count} {place}"));
+        let text = format!("{}: {}", unknown(&record.reads), places.collect::<Vec<_>>().join("; "));
+        notes.push(("not known", text));
+    }
+    notes.extend(assumed(record));
+    notes
 }
 
 /// Where it runs out, what holds memory, what is not known.
 fn details(record: &RehearsalRecord, holders: &MemoryHolders) -> String {
     let mut text = String::new();
-    if let Some(oom) = &record.oom {
-        let place = oom.r#where.as_ref().map_or_else(|| "an unknown line".to_owned(), FileText::to_string);
-        let went_on = if record.failure.is_none() { "; the program caught the error and went on" } else { "" };
-        let free = match record.limit_bytes {
-            Some(_) => String::new(),
-            None => format!(", when the driver had {} free", Bytes(oom.free)),
-        };
-        let _ = writeln!(text, "{}", line("runs out", &format!("at {place}{free}{went_on}")));
+    if let Some(words) = runs_out(record) {
+        let _ = writeln!(text, "{}", line("runs out", &words));
     }
     if !holders.sites.is_empty() {
         text.push_str(if holders.at_failure { "held most then\n" } else { "held most at the peak\n" });
@@ -300,14 +338,29 @@ fn details(record: &RehearsalRecord, holders: &MemoryHolders) -> String {
     if let Some(compile) = &record.compile {
         let _ = writeln!(text, "{}", line("compile", &compile_note(compile, &record.compile_cache)));
     }
-    text.push_str(&unknown(&record.reads));
-    for name in &record.assumptions {
-        let _ = writeln!(text, "{}", line("assumed", &assumption(name, record)));
+    if !record.reads.is_empty() {
+        let _ = writeln!(text, "{}", line("not known", &unknown(&record.reads)));
+        for (count, place) in read_places(&record.reads) {
+            match count.is_empty() {
+                true => drop(writeln!(text, "  {place}")),
+                false => drop(writeln!(text, "  {count:>10}  {place}")),
+            }
+        }
     }
+    for (label, words) in assumed(record) {
+        let _ = writeln!(text, "{}", line(label, &words));
+    }
+    text
+}
+
+/// Assumptions, what was not served or recorded, and what is not known about the card.
+fn assumed(record: &RehearsalRecord) -> Vec<(&'static str, String)> {
+    let mut notes: Vec<(&'static str, String)> =
+        record.assumptions.iter().map(|name| ("assumed", assumption(name, record))).collect();
     for (label, names) in [("not served", &record.unserved), ("problems", &record.problems)] {
         if !names.is_empty() {
             let names: Vec<String> = names.iter().map(FileText::to_string).collect();
-            let _ = writeln!(text, "{}", line(label, &names.join(", ")));
+            notes.push((label, names.join(", ")));
         }
     }
     if !record.card_is_measured {
@@ -316,9 +369,9 @@ fn details(record: &RehearsalRecord, holders: &MemoryHolders) -> String {
             record.card,
             Bytes(record.context_bytes)
         );
-        let _ = writeln!(text, "{}", line("card", &note));
+        notes.push(("card", note));
     }
-    text
+    notes
 }
 
 /// An assumption of the shadow GPU in words.
@@ -351,15 +404,14 @@ fn assumption(name: &FileText, record: &RehearsalRecord) -> String {
 
 /// Values that decide what the program does next, but were not computed.
 fn unknown(reads: &[ReadFacts]) -> String {
-    if reads.is_empty() {
-        return String::new();
-    }
     let count: u64 = reads.iter().map(|read| read.count).sum();
     let values = counted(count as usize, "value was", "values were");
-    let note = format!(
-        "{values} read back from the GPU, which computes nothing: the figures hold if they do not decide shapes"
-    );
-    let mut text = line("not known", &note) + "\n";
+    format!("{values} read back from the GPU, which computes nothing: the figures hold if they do not decide shapes")
+}
+
+/// How often, and the line that reads; of many, the first ones and the number of the others.
+fn read_places(reads: &[ReadFacts]) -> Vec<(String, String)> {
+    let mut places = Vec::new();
     for read in reads.iter().take(SHOWN) {
         let place = if read.r#where.raw().is_empty() { "an unknown line".to_owned() } else { read.r#where.to_string() };
         let kernel = if read.kernel.raw().is_empty() {
@@ -367,12 +419,12 @@ fn unknown(reads: &[ReadFacts]) -> String {
         } else {
             format!(", made by {}", FileText::from(kernel_name(read.kernel.raw())))
         };
-        let _ = writeln!(text, "  {:>10}  {place}{kernel}", format!("{} x", read.count));
+        places.push((format!("{} x", read.count), format!("{place}{kernel}")));
     }
     if reads.len() > SHOWN {
-        let _ = writeln!(text, "  and {} more", counted(reads.len() - SHOWN, "place", "places"));
+        places.push((String::new(), format!("and {} more", counted(reads.len() - SHOWN, "place", "places"))));
     }
-    text
+    places
 }
 
 /// Workspaces of convolutions that the installed cuDNN gave.
@@ -456,6 +508,7 @@ mod tests {
     use crate::{
         base::GIB,
         rehearse::facts::{OomFacts, ReadFacts},
+        report::{Glyphs, Terminal, flowing},
     };
 
     fn fitting() -> RehearsalRecord {
@@ -552,6 +605,10 @@ mod tests {
         let text = report.text(Medium::PIPE);
         assert!(text.starts_with("fits in 1 of 2 cases: 24GiB\npeak "), "{text}");
         assert!(text.contains("out of memory in step 1") && text.contains("does not fit on 4GiB"), "{text}");
+        let narrow = Medium::Terminal(Terminal { width: Some(80), glyphs: Glyphs::Lines });
+        let text = flowing(&report.text(narrow), Some(80));
+        let is_command = |line: &str| line.contains("oomph advise");
+        assert!(text.lines().all(|line| line.chars().count() <= 80 || is_command(line)), "{text}");
     }
 
     /// A program that fails for another reason says nothing about memory.

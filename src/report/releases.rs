@@ -20,7 +20,7 @@ const LEGEND: &str = "At another address: requests whose block is not where it i
 
 impl RenderRow for ReleaseRow {
     fn text(rows: &[ReleaseRow], medium: Medium) -> String {
-        let mut table = TextTable::new(&HEADINGS, medium);
+        let mut table = TextTable::new(&HEADINGS, medium).with_groups();
         let mut group = ("", "");
         for row in rows {
             let key = (row.workload.as_str(), row.strategy.as_str());
@@ -39,6 +39,7 @@ impl RenderRow for ReleaseRow {
             ]);
             group = key;
         }
+        table.fit(&[7, 6, 3]);
         let notes = rows.iter().filter(|row| !row.reason.is_empty());
         table.finish(LEGEND, notes.map(|row| format!("{}/{}: {}", row.workload, row.strategy, row.reason)))
     }

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::{
     Medium, ReportError,
-    render::{RenderRow, TextTable, distinct},
+    render::{RenderRow, TextTable, distinct, said},
     rows,
 };
 use crate::{
@@ -240,11 +240,11 @@ pub(crate) fn comparison_csv(records: &[CaseRecord], base: &str) -> Result<Strin
 
 /// The median over families of a figure, its 95 % interval, and the tail.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct FamilyFigures {
-    median: Option<f64>,
+pub(super) struct FamilyFigures {
+    pub(super) median: Option<f64>,
     /// By bootstrap over families.
-    interval: Option<(f64, f64)>,
-    p90: Option<f64>,
+    pub(super) interval: Option<(f64, f64)>,
+    pub(super) p90: Option<f64>,
 }
 
 /// One row of `bounds.csv`: what a strategy needs and takes as a multiple of the bound (`live_peak_rounded_bytes`). It is
@@ -259,8 +259,8 @@ pub struct BoundRow {
     /// The generator of the workloads, `recorded` for trace files; `None` stands for all.
     pub generator: Option<String>,
     pub(super) families: u64,
-    patterns: u64,
-    cases: u64,
+    pub(super) patterns: u64,
+    pub(super) cases: u64,
     pub(super) completed_cases: u64,
     /// What suffices, where that was searched.
     #[serde(serialize_with = "digits::optional")]
@@ -288,7 +288,7 @@ pub struct BoundRow {
     pub(super) worst_appetite_ratio: Option<f64>,
     worst_appetite_workload: Option<String>,
     /// The sums over families of their medians.
-    driver_ns: Option<u64>,
+    pub(super) driver_ns: Option<u64>,
     elapsed_ns: Option<u64>,
 }
 
@@ -360,7 +360,7 @@ fn family_medians(families: &BTreeMap<&str, FamilyCases<'_>>, figure: impl Fn(&C
 }
 
 impl FamilyFigures {
-    fn of(mut medians: Vec<f64>) -> FamilyFigures {
+    pub(super) fn of(mut medians: Vec<f64>) -> FamilyFigures {
         let interval = median_interval(&medians);
         let median = median(&mut medians);
         // The nearest rank: a value that a family has.
@@ -421,6 +421,30 @@ impl BoundRow {
         self.split.is_none() && self.generator.is_none()
     }
 
+    /// What suffices over families, or what is taken.
+    pub(super) fn figures(&self, of_need: bool) -> FamilyFigures {
+        let (median, low, high, p90) = match of_need {
+            true => {
+                (self.median_need_ratio, self.median_need_low_ratio, self.median_need_high_ratio, self.p90_need_ratio)
+            }
+            false => (
+                self.median_appetite_ratio,
+                self.median_appetite_low_ratio,
+                self.median_appetite_high_ratio,
+                self.p90_appetite_ratio,
+            ),
+        };
+        FamilyFigures { median, interval: low.zip(high), p90 }
+    }
+
+    /// The worst of all patterns by what suffices, or by what is taken, and its workload.
+    pub(super) fn worst(&self, of_need: bool) -> (Option<f64>, Option<&str>) {
+        match of_need {
+            true => (self.worst_need_ratio, self.worst_need_workload.as_deref()),
+            false => (self.worst_appetite_ratio, self.worst_appetite_workload.as_deref()),
+        }
+    }
+
     /// The order of strategies: what they need, or take where need is not known. Those that take a fixed part of the
     /// device are not ranked, and come last.
     fn rank(&self) -> (bool, f64) {
@@ -435,7 +459,7 @@ impl BoundRow {
 }
 
 /// Whether a row says what a strategy takes from the device for the whole of a pattern, or failed to.
-fn is_bounded(record: &CaseRecord) -> bool {
+pub(super) fn is_bounded(record: &CaseRecord) -> bool {
     let is_measured = record.status != Status::Completed || takes_memory(record);
     is_measured && record.limit_bytes.is_none() && record.live_peak_rounded_bytes > Some(0)
 }
@@ -486,13 +510,17 @@ fn generator(workload: &str) -> String {
     Recipe::named(name).map_or_else(|_| RECORDED.to_owned(), |recipe| recipe.generator.name.to_owned())
 }
 
-const NEED_LEGEND: &str = "Need: the least memory in which a case completes. ";
-const APPETITE_LEGEND: &str = "Appetite: peak reserved memory without a limit. Both as multiples of the bound (the most \
-                               bytes alive at one time, in blocks of 512 B), of completed cases. A family of variants of \
-                               one program counts once, by the median of its patterns; in brackets: 95 % interval of \
-                               the median over families (bootstrap). Worst: of all patterns. Driver time: sum over \
-                               families.";
-const FIXED_LEGEND: &str = " Strategies that take a fixed part of the device are last and not ranked.";
+const NEED_LEGEND: &str = "Need: the least memory in which a case completes.";
+const APPETITE_LEGEND: &str = "Appetite: peak reserved memory without a limit.";
+const BOTH_LEGEND: &str = "Both as multiples of the bound (the most bytes alive at one time, in blocks of 512 B), of \
+                           completed cases.";
+const ONE_LEGEND: &str = "It is a multiple of the bound (the most bytes alive at one time, in blocks of 512 B), of completed \
+                          cases.";
+const FAMILY_LEGEND: &str = "A family of variants of one program counts once, by the median of its patterns; in brackets: \
+                             95 % interval of the median over families (bootstrap).";
+const WORST_LEGEND: &str = "Worst: of all patterns.";
+const DRIVER_LEGEND: &str = "Driver time: sum over families.";
+const FIXED_LEGEND: &str = "Strategies that take a fixed part of the device are last and not ranked.";
 
 fn ratio_text(ratio: Option<f64>) -> String {
     ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.3}"))
@@ -545,12 +573,21 @@ impl RenderRow for BoundRow {
             ]);
             table.row(cells);
         }
-        let hidden =
-            table.fit(&[last, last - 1, 2, last - 3, 1]).map_or_else(String::new, |hidden| format!(" {hidden}"));
-        let has_fixed = of_all().any(|row| row.rank().0);
-        let legend =
-            [if has_need { NEED_LEGEND } else { "" }, APPETITE_LEGEND, if has_fixed { FIXED_LEGEND } else { "" }];
-        let mut text = table.finish(&format!("{}{hidden}", legend.concat()), []);
+        // With both figures, the appetite goes before the need.
+        let appetite = if has_need { vec![last - 2, last - 4] } else { Vec::new() };
+        table.fit(&[vec![last, last - 1, 2, last - 3, 1], appetite].concat());
+        let shows_appetite = (last - 4..last - 1).any(|place| table.shows(place));
+        let legend = said(&[
+            (has_need, NEED_LEGEND),
+            (shows_appetite, APPETITE_LEGEND),
+            (has_need && shows_appetite, BOTH_LEGEND),
+            (!(has_need && shows_appetite), ONE_LEGEND),
+            (true, FAMILY_LEGEND),
+            (has_need || table.shows(last - 2), WORST_LEGEND),
+            (table.shows(last - 1), DRIVER_LEGEND),
+            (of_all().any(|row| row.rank().0), FIXED_LEGEND),
+        ]);
+        let mut text = table.finish(&legend, []);
         text.push_str(&parts_table(rows, medium, "split", |row| row.split.map(Split::name)));
         text.push_str(&parts_table(rows, medium, "generator", |row| row.generator.as_deref()));
         text
@@ -570,19 +607,17 @@ fn parts_table(rows: &[BoundRow], medium: Medium, what: &str, part: impl Fn(&Bou
         }
     }
     let headings: Vec<&str> = ["strategy"].into_iter().chain(parts.iter().copied()).collect();
-    let mut table = TextTable::new(&headings, medium).with_numbers(1..);
+    let mut table = TextTable::new(&headings, medium).with_numbers(1..).in_panels();
     for row in rows.iter().filter(|row| row.is_of_all()) {
         let of_part = |part: &&str| ratio_text(medians.get(&(&*row.strategy, *part)).copied().flatten());
         table.row([row.strategy.clone()].into_iter().chain(parts.iter().map(of_part)));
     }
-    let last_first: Vec<usize> = (1..headings.len()).rev().collect();
-    let hidden = table.fit(&last_first).map_or_else(String::new, |hidden| format!(" {hidden}"));
     let figure = if rows.iter().any(|row| row.median_need_ratio.is_some()) { "need" } else { "appetite" };
     let meaning = match what {
         "split" => " Settings of strategies were chosen on train, and not on test.",
         _ => "",
     };
-    format!("\n{}", table.finish(&format!("Median {figure} by {what}.{meaning}{hidden}"), []))
+    format!("\n{}", table.finish(&format!("Median {figure} by {what}.{meaning}"), []))
 }
 
 #[cfg(test)]

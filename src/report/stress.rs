@@ -1,6 +1,8 @@
 //! Results of `oomph stress`: verdicts, misuse, adversaries, and the endurance of `integrity` and
 //! `soak`.
 
+use std::collections::BTreeSet;
+
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -25,7 +27,7 @@ const VERDICT_HEADINGS: [&str; 8] =
 impl RenderRow for VerdictRow {
     /// One line per strategy and kind of stress. Failures, and how to repeat them, are below.
     fn text(rows: &[VerdictRow], medium: Medium) -> String {
-        let mut table = TextTable::new(&VERDICT_HEADINGS, medium);
+        let mut table = TextTable::new(&VERDICT_HEADINGS, medium).with_groups();
         let mut last = None;
         for row in rows {
             let subject = Some((&row.kind, &row.strategy));
@@ -33,12 +35,15 @@ impl RenderRow for VerdictRow {
             if subject == last {
                 continue;
             }
+            let is_same_kind = last.is_some_and(|(kind, _)| *kind == row.kind) && medium != Medium::Markdown;
             last = subject;
+            let kind = if is_same_kind { String::new() } else { row.kind.clone() };
             let numbers = [row.trials, row.events, row.served, row.ooms].map(|n| n.to_string());
             let calls = row.driver_calls.map_or_else(|| "-".to_owned(), |calls| calls.to_string());
-            table.row([&row.kind, &row.strategy, &row.verdict].into_iter().cloned().chain(numbers).chain([calls]));
+            table.row([kind, row.strategy.clone(), row.verdict.clone()].into_iter().chain(numbers).chain([calls]));
         }
-        table.finish(&failures(rows), rows.iter().filter_map(verdict_note))
+        table.fit(&[4, 7]);
+        table.finish(&failures(rows), verdict_notes(rows, medium))
     }
 }
 
@@ -68,7 +73,7 @@ impl Render for VerdictMatrix<'_> {
             row.map_or_else(String::new, |row| format!("{} {}", row.verdict, row.trials))
         });
         let legend = format!("Numbers are trials in the given time. {}", failures(rows));
-        table.finish(&legend, rows.iter().filter_map(verdict_note))
+        table.finish(&legend, verdict_notes(rows, medium))
     }
 }
 
@@ -80,7 +85,7 @@ fn matrix(
     medium: Medium,
     cell: impl Fn(&str, &str) -> String,
 ) -> TextTable {
-    let mut table = TextTable::new(&[&[heading], columns].concat(), medium);
+    let mut table = TextTable::new(&[&[heading], columns].concat(), medium).in_panels();
     for line in lines {
         table.row([(*line).to_owned()].into_iter().chain(columns.iter().map(|column| cell(line, column))));
     }
@@ -92,6 +97,27 @@ fn failures(rows: &[VerdictRow]) -> String {
         0 => "No failures. Running out of memory is a result, not a failure.".to_owned(),
         many => format!("{}:", counted(many, "failure", "failures")),
     }
+}
+
+/// What is said about single rows. A terminal gets one note for all strategies of which the same is said.
+fn verdict_notes(rows: &[VerdictRow], medium: Medium) -> Vec<String> {
+    if medium == Medium::Markdown {
+        return rows.iter().filter_map(verdict_note).collect();
+    }
+    let without_evidence = |row: &&VerdictRow| !row.detail.is_empty() && row.trace.is_empty() && row.command.is_empty();
+    let key = |row: &VerdictRow| (row.verdict.clone(), row.kind.clone(), row.detail.clone());
+    let mut notes = Vec::new();
+    let mut said = BTreeSet::new();
+    for row in rows {
+        if !without_evidence(&row) {
+            notes.extend(verdict_note(row));
+        } else if said.insert(key(row)) {
+            let same = rows.iter().filter(without_evidence).filter(|other| key(other) == key(row));
+            let strategies = distinct(same.map(|other| other.strategy.as_str())).join(", ");
+            notes.push(format!("{}: {strategies}: {}: {}", row.verdict, row.kind, row.detail));
+        }
+    }
+    notes
 }
 
 fn verdict_note(row: &VerdictRow) -> Option<String> {
@@ -113,8 +139,10 @@ fn with_evidence(mut note: String, trace: &str, events: u64, command: &str) -> S
 }
 
 const MISUSE_LEGEND: &str = "\
-d  detected: refused with an error or a result      h  harmless: accepted without damage
-X  corrupts: the strategy or others are damaged     -  not applicable
+d  detected: refused with an error or a result
+h  harmless: accepted without damage
+X  corrupts: the strategy or others are damaged
+-  not applicable
 Two letters: the block was named by its handle / by its address alone.";
 
 impl RenderRow for MisuseRow {
@@ -122,9 +150,14 @@ impl RenderRow for MisuseRow {
     fn text(rows: &[MisuseRow], medium: Medium) -> String {
         match distinct(rows.iter().map(|row| row.strategy.as_str())).as_slice() {
             [strategy] => {
-                let mut table = TextTable::new(&["misuse", "by", "consequence", "detail"], medium);
+                let mut table =
+                    TextTable::new(&["misuse", "by", "consequence", "detail"], medium).with_numbers(4..).with_groups();
+                let mut group = "";
                 for MisuseRow { misuse, access_path, consequence, detail, .. } in rows {
-                    table.row([misuse, &access_path.to_string(), shown(*consequence).1, detail]);
+                    let is_same = misuse == group && medium != Medium::Markdown;
+                    let name = if is_same { "" } else { misuse.as_str() };
+                    table.row([name, &access_path.to_string(), shown(*consequence).1, detail]);
+                    group = misuse;
                 }
                 table.finish(&format!("Strategy {strategy}."), [])
             }
@@ -183,6 +216,7 @@ impl RenderRow for AdversaryRow {
                 maybe_bytes(row.fragmenting_bytes),
             ]);
         }
+        table.fit(&[6, 3, 2]);
         table.finish(&rows.first().map_or(String::new(), bound), rows.iter().filter_map(assessment_note))
     }
 }
@@ -337,6 +371,7 @@ impl<'a> Render for Endurance<'a> {
         for row in self.rows {
             table.row(if is_soak { soak_cells(row, self.state) } else { integrity_cells(row) });
         }
+        table.fit(if is_soak { &[7, 2, 5] } else { &[8, 5] });
         let total = self.state.total();
         let legend = format!(
             "In {}: {} blocks and {} verified, {} damaged. Running out of memory is a result, not a failure.",

@@ -3,7 +3,7 @@
 use super::{
     Medium,
     folder::FolderRecord,
-    render::{RenderRow, TextTable, maybe_bytes},
+    render::{RenderRow, TextTable, maybe_bytes, said},
 };
 use crate::{
     answer::techniques::{AdvisedTechnique, BASE, CardFit, NoAdvice, TechniqueAdvice, TechniqueRecord, row_id},
@@ -25,6 +25,8 @@ const HEADINGS: [&str; 11] = [
     "largest batch in\n8/12/16/24/80/141 GiB",
     "samples/s\nin 24 GiB",
 ];
+/// The columns that a narrow terminal loses first, by place.
+const DISPENSABLE: [usize; 5] = [6, 5, 7, 10, 3];
 const PAGE_HEADINGS: [&str; 8] = [
     "technique",
     "numerics",
@@ -44,7 +46,7 @@ impl RenderRow for TechniqueRecord {
         let mut headings = HEADINGS;
         let last = throughput_heading(rows);
         headings[HEADINGS.len() - 1] = &last;
-        let mut table = TextTable::new(&headings, medium).with_numbers(3..);
+        let mut table = TextTable::new(&headings, medium).with_numbers(3..).with_groups();
         let mut model = "";
         for record in rows {
             table.row([
@@ -62,7 +64,9 @@ impl RenderRow for TechniqueRecord {
             ]);
             model = &record.model;
         }
-        table.finish(&legend(rows), notes(rows))
+        table.fit(&DISPENSABLE);
+        let legend = legend(rows, |place| table.shows(place));
+        table.finish(&legend, notes(rows))
     }
 }
 
@@ -114,7 +118,7 @@ impl FolderRecord for TechniqueRecord {
                     record.best_use.clone(),
                 ]);
             }
-            page.push_str(&format!("\n## {title}\n\n{}", table.finish(&legend(of_model), notes(of_model))));
+            page.push_str(&format!("\n## {title}\n\n{}", table.finish(&legend(of_model, |_| true), notes(of_model))));
         }
         page
     }
@@ -286,29 +290,32 @@ fn batches(record: &TechniqueRecord) -> String {
     shown.join("/")
 }
 
-fn legend(records: &[TechniqueRecord]) -> String {
-    let mut legend =
-        "Reduction: of peak allocated memory compared with the base. Steps are timed under `caching`. Batch: \
-                      whole sequences per step."
-            .to_owned();
-    if records.iter().any(|record| record.largest_batch_24gib.is_some()) {
-        legend.push_str(" Largest batches (context and libraries included) and their samples/s are simulated.");
-    }
-    if let Some(gpu) = throughput_gpu(records) {
-        let speed =
-            format!(" Samples/s are those of an {gpu} with that memory: another GPU of that size has its own speed.");
-        legend.push_str(&speed);
-    }
-    if records.iter().any(|record| record.numerics.is_some()) {
-        legend.push_str(
-            " Numerics, compared with the base: `same` number formats and updates; `rounding`: fewer bits on the way, 32-bit \
+/// What the columns mean that are shown.
+fn legend(records: &[TechniqueRecord], shows: impl Fn(usize) -> bool) -> String {
+    let speed = throughput_gpu(records).map(|gpu| {
+        format!("Samples/s are those of an {gpu} with that memory: another GPU of that size has its own speed.")
+    });
+    let has_batches = records.iter().any(|record| record.largest_batch_24gib.is_some());
+    said(&[
+        (true, "Reduction: of peak allocated memory compared with the base."),
+        (shows(7) || shows(8), "Steps are timed under `caching`."),
+        (true, "Batch: whole sequences per step."),
+        (
+            has_batches && shows(10),
+            "Largest batches (context and libraries included) and their samples/s are simulated.",
+        ),
+        (has_batches && !shows(10), "Largest batches (context and libraries included) are simulated."),
+        (speed.is_some() && shows(10), speed.as_deref().unwrap_or_default()),
+        (
+            records.iter().any(|record| record.numerics.is_some()),
+            "Numerics, compared with the base: `same` number formats and updates; `rounding`: fewer bits on the way, 32-bit \
              weights and optimizer states; `training`: can change the training result.",
-        );
-    }
-    if records.iter().any(|record| record.exchanged_bytes_per_step > Some(0)) {
-        legend.push_str(" Times exclude communication between ranks, which is modelled and shown separately.");
-    }
-    legend
+        ),
+        (
+            records.iter().any(|record| record.exchanged_bytes_per_step > Some(0)),
+            "Times exclude communication between ranks, which is modelled and shown separately.",
+        ),
+    ])
 }
 
 fn notes(records: &[TechniqueRecord]) -> impl Iterator<Item = String> + '_ {

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::{
     Medium, Render, ReportError, RunFolder, checksum,
     plot::bars,
-    render::{Places, TextTable, in_mebibytes, maybe_bytes},
+    render::{Places, TextTable, in_mebibytes, maybe_bytes, said},
     rows::{self, RowOrigin},
 };
 use crate::{
@@ -48,7 +48,7 @@ impl Render for [ThresholdDetail] {
     }
 
     fn text(&self, medium: Medium) -> String {
-        let mut table = TextTable::new(&HEADINGS, medium);
+        let mut table = TextTable::new(&HEADINGS, medium).with_groups();
         let mut group = "";
         for ThresholdDetail { record, .. } in self {
             table.row([
@@ -63,16 +63,18 @@ impl Render for [ThresholdDetail] {
             ]);
             group = &record.workload;
         }
-        let legend = format!(
-            "Memory needed: what the strategy itself reserves, in whole pages. Smallest device: with context and \
-             libraries.\n{}",
-            cap_legend(self.iter().map(|detail| (detail.record.limit_enforcer, detail.record.repeat)))
-        );
+        table.fit(&[6, 4, 3]);
+        let columns = said(&[
+            (true, "Memory needed: what the strategy itself reserves, in whole pages."),
+            (table.shows(3), "Smallest device: with context and libraries."),
+        ]);
+        let caps = cap_legend(self.iter().map(|detail| (detail.record.limit_enforcer, detail.record.repeat)));
+        let legend = format!("{columns}\n{caps}");
         table.finish(&legend, self.iter().flat_map(notes)) + &picture(self, medium)
     }
 }
 
-fn needed(record: &ThresholdRecord) -> String {
+pub(super) fn needed(record: &ThresholdRecord) -> String {
     match record.status {
         ThresholdStatus::Found => in_mebibytes(record.needed_bytes),
         other => status_words(other),
@@ -125,7 +127,7 @@ impl Render for [LargestRecord] {
     }
 
     fn text(&self, medium: Medium) -> String {
-        let mut table = TextTable::new(&LARGEST_HEADINGS, medium);
+        let mut table = TextTable::new(&LARGEST_HEADINGS, medium).with_groups();
         let mut group = ("", "");
         for record in self {
             let key = (record.workload.as_str(), record.strategy.as_str());
@@ -145,6 +147,7 @@ impl Render for [LargestRecord] {
             ]);
             group = key;
         }
+        table.fit(&[5, 3]);
         let legend = format!(
             "Memory: that of the whole card, including context and libraries.\n{}",
             cap_legend(self.iter().map(|record| (record.limit_enforcer, record.repeat)))
@@ -154,7 +157,7 @@ impl Render for [LargestRecord] {
 }
 
 /// What enforces the limit, and how often every trace ran.
-fn cap_legend(mut settings: impl Iterator<Item = (LimitEnforcer, u32)>) -> String {
+pub(super) fn cap_legend(mut settings: impl Iterator<Item = (LimitEnforcer, u32)>) -> String {
     let Some((cap, repeat)) = settings.next() else { return String::new() };
     let capped = match cap {
         LimitEnforcer::Allocator => {
@@ -172,7 +175,7 @@ fn yes_or_no(stable: Option<bool>) -> String {
     stable.map_or("", |stable| if stable { "yes" } else { "NO" }).to_owned()
 }
 
-fn notes(detail: &ThresholdDetail) -> Vec<String> {
+pub(super) fn notes(detail: &ThresholdDetail) -> Vec<String> {
     let record = &detail.record;
     let mut notes = Vec::new();
     if record.stable == Some(false)

@@ -62,6 +62,7 @@ fn case(workload: &str, set: &[(&str, &str)], strategy: &str) -> Case {
         pace: Default::default(),
         without_work: false,
         timed: false,
+        most_lives: oomph::measure::lifetimes::MOST_LIVES,
         scope: Default::default(),
         threads: Vec::new(),
         sharing: Default::default(),

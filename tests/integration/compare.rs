@@ -207,7 +207,7 @@ fn added_strategies_run_in_a_built_in_suite() {
     assert!(err.contains("chooses its strategies itself"), "{err}");
     let (out, _) =
         run(&folder, &["run", "quick", "--filter", "quick/r", "--filter", "quick/p", "-s", "tlsf", "-o", "out"], 0);
-    assert!(out.contains("as multiples of the bound") && out.contains("Median appetite by generator"), "{out}");
+    assert!(out.contains("a multiple of the bound") && out.contains("Median appetite by generator"), "{out}");
     let bounds = fs::read_to_string(folder.path().join("out/bounds.csv")).unwrap();
     assert!(bounds.lines().any(|line| line.contains(",tlsf,,random,1,1,1,1,")), "{bounds}");
 }

@@ -50,6 +50,7 @@ mod stress;
 mod stress_adversary;
 mod stress_integrity;
 mod techniques_truth;
+mod terminal;
 mod threshold;
 mod threshold_truth;
 mod throughput;

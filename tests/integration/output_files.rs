@@ -121,6 +121,31 @@ fn the_target_of_a_link_is_replaced_and_keeps_its_mode() {
 }
 
 #[test]
+fn answers_are_written_as_pages() {
+    let folder = empty();
+    fs::copy(RECORDING, folder.path().join("run.pickle.xz")).unwrap();
+    let commands: [&[&str]; 5] = [
+        &["advise", "checkerboard", "--set", "rounds=1"],
+        &["leaks", "checkerboard", "--fail-on", "never"],
+        &["inspect", "checkerboard", "--set", "rounds=1"],
+        &["threshold", "checkerboard", "--set", "rounds=1", "-s", "direct"],
+        &["fits", "llama-3.2-1b", "--card", "24GiB", "--techniques", "bf16_model,ckpt"],
+    ];
+    for command in commands {
+        let (_, err) = run(&folder, &[command, &["--export-html", "page.html"]].concat(), 0);
+        assert!(err.contains("wrote page.html"), "{command:?}: {err}");
+        let page = fs::read_to_string(folder.path().join("page.html")).unwrap();
+        assert!(page.starts_with("<!doctype html>") && page.contains("<div class=\"answer-cards\">"), "{command:?}");
+        let (_, err) = run(&folder, &[command, &["--export-html", "run.pickle.xz"]].concat(), 2);
+        assert!(err.contains("may be a recording"), "{command:?}: {err}");
+    }
+    let ranks = ["advise", ".", "--export-html", "page.html"];
+    assert!(run(&folder, &ranks, 2).1.contains("name the file of one rank"));
+    let largest = ["threshold", "training", "--largest", "batch", "--card", "8GiB", "--export-html", "page.html"];
+    assert!(run(&folder, &largest, 2).1.contains("leave out --largest"));
+}
+
+#[test]
 fn recordings_and_runs_are_not_overwritten_by_exports() {
     let folder = empty();
     let at = |name: &str| folder.path().join(name);

@@ -32,10 +32,12 @@ fn pytorch_without_history_is_refused() {
 
 #[test]
 fn a_program_is_recorded_by_the_package() {
-    let refused = cargo_bin_cmd!("oomph").args(["record", "train.py", "--lr", "1"]).output().unwrap();
-    assert_eq!(refused.status.code(), Some(2));
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(said.contains("python -m oomph record train.py --lr 1"), "{said}");
+    for program in [&["train.py", "--lr", "1"][..], &["-m", "package.train", "--lr", "1"]] {
+        let refused = cargo_bin_cmd!("oomph").arg("record").args(program).output().unwrap();
+        assert_eq!(refused.status.code(), Some(2));
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(said.contains(&format!("python -m oomph record {} (", program.join(" "))), "{said}");
+    }
 }
 
 #[test]

@@ -27,7 +27,7 @@ use crate::{
     },
     base::{Bytes, NoProgress, Progress, parallel_map},
     device::DeviceSpec,
-    measure::{OomReport, SCHEMA},
+    measure::{CaseDetail, CaseLabel, CaseRecord, OomReport, SCHEMA, measure_replay},
     pytorch::{Release, ReleaseSpan, export_line, variable_note},
     replay::{LimitEnforcer, Replay, ReplayOptions},
     strategy::StrategySpec,
@@ -397,6 +397,35 @@ impl AdviceQuestion<'_> {
         Ok(())
     }
 
+    /// Memory over time in the memory that there is: with the current settings, and with the recommended or closest ones if
+    /// those are others.
+    pub fn over_time(&self, advice: &Advice) -> Result<Vec<(CaseRecord, CaseDetail)>, ThresholdError> {
+        let is_other = |row: &&AdviceRow| (row.recommended || row.closest) && !row.current;
+        let now = advice.tried.iter().find(|row| row.current);
+        let then = advice.tried.iter().find(is_other);
+        // Within a range, the recommended settings complete from their need on.
+        let limit = if advice.depends_on_limit { advice.needed_bytes } else { advice.limit_bytes };
+        let mut measured = Vec::new();
+        for row in now.into_iter().chain(then) {
+            self.progress.begin_stage("measuring memory over time", 0);
+            let spec = StrategySpec::from(row.strategy.as_str());
+            let label = CaseLabel {
+                suite: "advise".to_owned(),
+                workload: advice.source.clone(),
+                strategy: match (row.current, row.closest) {
+                    (true, _) => format!("now: {}", row.shown()),
+                    (false, true) => format!("closest: {}", row.shown()),
+                    (false, false) => format!("fix: {}", row.shown()),
+                },
+                device: self.device.to_string(),
+                ..CaseLabel::default()
+            };
+            let replay = self.rehearsal(&spec, &NoProgress).replay.limit(limit);
+            measured.push(measure_replay(label, &replay)?);
+        }
+        Ok(measured)
+    }
+
     /// The first request that fails with `limit` bytes.
     fn failure(&self, row: &AdviceRow, limit: u64) -> Result<Option<OomReport>, ThresholdError> {
         self.progress.begin_stage("seeing what fails", LimitTrials::parts(self.repeat));
@@ -448,6 +477,16 @@ struct FitInMemory {
 }
 
 impl AdviceRow {
+    /// The candidate in a table or a legend.
+    #[must_use]
+    pub fn shown(&self) -> String {
+        match self.settings.as_deref() {
+            Some("") => "(defaults)".to_owned(),
+            Some(settings) => settings.to_owned(),
+            None => format!("another allocator: {}", self.strategy),
+        }
+    }
+
     fn note(&mut self, found: &Threshold) {
         self.status = match found.needed_bytes {
             Some(_) => ThresholdStatus::Found,

@@ -139,6 +139,7 @@ impl Args {
     pub fn settings(&self, suites: &[SuiteFile]) -> Result<RunSettings, CommandError> {
         Ok(RunSettings {
             suites: suites.iter().map(|suite| suite.name.clone()).collect(),
+            questions: suites.iter().map(|suite| suite.question.clone()).collect(),
             only: self.filter.clone(),
             skip: self.skip.clone(),
             exact: self.exact,
