@@ -184,11 +184,20 @@ pub fn page_run(
     })
 }
 
+/// The run with the cards that were named as its device. A card by its size is simulated with the costs of another.
+pub fn on_cards(mut run: PageRun, named: &[Card]) -> PageRun {
+    let names: Vec<String> = named.iter().map(Card::to_string).collect();
+    if !names.is_empty() {
+        run.environment.device_name = format!("{} (simulated)", names.join(", "));
+    }
+    run
+}
+
 /// The known cards and those that were named, with what each has for a program.
 pub fn cards_for_programs(named: &[Card]) -> Vec<(String, u64)> {
     let known = CardFacts::all().iter().filter_map(|facts| facts.name.parse::<Card>().ok());
     let mut cards: Vec<(String, u64)> = Vec::new();
-    for card in known.chain(named.iter().cloned()) {
+    for card in named.iter().cloned().chain(known) {
         let (name, bytes) = (card.to_string(), card.total_bytes().saturating_sub(card.context_bytes()));
         if !cards.iter().any(|(known, _)| *known == name) {
             cards.push((name, bytes));

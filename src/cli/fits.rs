@@ -83,6 +83,7 @@ pub fn run(args: Args) -> CommandResult {
     args.page.write(|| {
         let card = DeviceChoice { card: args.card.first().cloned(), ..DeviceChoice::default() };
         let run = export::page_run(&format!("fits {}", model.name), &card.spec()?, 1, Vec::new())?;
+        let run = export::on_cards(run, &args.card);
         Ok(html::fits_page(&rows, &export::cards_for_programs(&args.card), run)?)
     })?;
     if stop.load(std::sync::atomic::Ordering::Relaxed) {

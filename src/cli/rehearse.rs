@@ -166,6 +166,7 @@ fn page(args: &Args, report: &RehearsalReport) -> Result<String, CommandError> {
     let held = explained.and_then(|record| record.largest_recording.as_deref()).and_then(held_in);
     let words: Vec<String> = args.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let run = export::page_run(&format!("rehearse {}", words.join(" ")), &device, 1, Vec::new())?;
+    let run = export::on_cards(run, &args.card);
     Ok(html::rehearsal_page(report, held.as_ref(), &export::cards_for_programs(&args.card), run)?)
 }
 

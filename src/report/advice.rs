@@ -6,7 +6,7 @@ use std::{cmp::Ordering, fmt::Write as _};
 use super::{
     Medium, Render, ReportError,
     leaks::grower_name,
-    render::{TextTable, in_mebibytes, maybe_bytes, said},
+    render::{TextTable, grouped, in_mebibytes, maybe_bytes, said},
     rows,
 };
 use crate::{
@@ -377,12 +377,13 @@ fn cost(now: Option<u64>, then: u64) -> String {
 pub(super) fn confidence(advice: &Advice) -> String {
     let about_model = match &advice.confidence {
         Confidence::Exact { entries, blocks_before: 0 } => {
-            format!("EXACT for the recorded run: the model matches PyTorch in all {entries} entries")
+            format!("EXACT for the recorded run: the model matches PyTorch in all {} entries", grouped(*entries as u64))
         }
         Confidence::Exact { entries, blocks_before } => format!(
-            "EXACT for the recorded run, from the middle: the model matches PyTorch in all {entries} entries; the \
+            "EXACT for the recorded run, from the middle: the model matches PyTorch in all {} entries; the \
              {blocks_before} blocks allocated before the recording are requested first, so the gaps between them are \
-             ignored"
+             ignored",
+            grouped(*entries as u64)
         ),
         Confidence::Partial { reasons } => format!("PARTIAL: {}", reasons.join("; ")),
         Confidence::Diverged { entries_agreed, difference } => {
@@ -411,7 +412,8 @@ pub(super) fn prediction(advice: &Advice) -> Option<String> {
     Some(match runs {
         0 => format!("no prediction for {keys} has been compared with a real run"),
         _ => format!(
-            "predictions for {keys} were compared with {runs} real runs: reserved memory was right to the byte in {exact}"
+            "predictions for {keys} were compared with {runs} real runs: reserved memory was right to the byte in {exact} of \
+             them"
         ),
     })
 }
@@ -586,8 +588,8 @@ mod tests {
           reserved       falls from 8.79 GiB to 6.45 GiB without a limit (torch.cuda.max_memory_reserved)
           smallest limit 6,184 MiB instead of 6,820 MiB: 636 MiB less (9.3 %)
           driver time    4.50 ms instead of 4.00 ms: 500 us more in total
-          how sure       EXACT for the recorded run: the model matches PyTorch in all 55169 entries
-          prediction     predictions for expandable_segments were compared with 8 real runs: reserved memory was right to the byte in 8
+          how sure       EXACT for the recorded run: the model matches PyTorch in all 55,169 entries
+          prediction     predictions for expandable_segments were compared with 8 real runs: reserved memory was right to the byte in 8 of them
 
         ─────────────────────────────────────────────────────────────────────────────────────────────
          settings                   reserved,    smallest    smallest    driver   fits
@@ -771,7 +773,7 @@ mod tests {
             prediction(&Advice { recommended, predictions: checked_predictions(settings), changes: true, ..advised() })
         };
         let checked = "predictions for expandable_segments were compared with 8 real runs: reserved memory was right to \
-                       the byte in 8";
+                       the byte in 8 of them";
         assert_eq!(words("expandable_segments:True").as_deref(), Some(checked));
         let unchecked = "no prediction for large_segment_size_mb has been compared with a real run";
         assert_eq!(words("large_segment_size_mb:64").as_deref(), Some(unchecked));

@@ -150,7 +150,8 @@ fn ends(records: &[&CaseRecord]) -> String {
         let reserved = record.peak_reserved_bytes.map_or_else(String::new, |bytes| format!(" {}", Bytes(bytes)));
         match record.status {
             Status::Oom => format!("{name} runs out of memory ({})", escape(&moment(record))),
-            Status::Completed => format!("{name} completes and reserves{reserved} at most"),
+            // Whether the program would complete is not in a recording that ends early.
+            Status::Completed => format!("{name} serves the whole recording and reserves{reserved} at most"),
             _ => format!("{name}: {}", escape(&record.reason)),
         }
     };
@@ -236,7 +237,7 @@ fn settings_section(advices: &[Advice]) -> Option<PageSection> {
         return None;
     }
     body.push_str(
-        "<p class=\"note\">Needed: the smallest limit in which the recording completes. Reserved, no limit: compare it with \
+        "<p class=\"note\">Needed: the smallest limit in which the recording completes. Reserved if memory is enough: compare it with \
          <code>torch.cuda.max_memory_reserved</code>. Other allocators cannot be selected through PyTorch's settings.</p>\n",
     );
     let tried: usize = advices.iter().map(|advice| advice.tried.len()).sum();
@@ -281,14 +282,16 @@ fn settings_table(advice: &Advice, rows: &[&AdviceRow], caption: &str) -> String
         .words("memory needed", "bar", |row| Cell::html(bar(row), row.needed_bytes.unwrap_or(0)).with_class("wide"))
         .numbers("needed", "needed_bytes", |row| Cell::number(cell(row, 2), row.needed_bytes.unwrap_or(0)));
     if advice.limit_bytes.is_some() {
-        table = table.numbers("of what there is", "left_bytes", |row| left(row));
+        table = table.numbers("headroom", "left_bytes", |row| left(row));
     }
     let table = table
-        .numbers("smallest device", "needed_card_bytes", |row| {
+        .numbers("smallest card, with context", "needed_card_bytes", |row| {
             Cell::number(cell(row, 3), row.needed_card_bytes.unwrap_or(0))
         })
-        .numbers("reserved, no limit", "uncapped_reserved_bytes", |row| Cell::bytes(row.uncapped_reserved_bytes))
-        .numbers("driver time", "driver_without_launches_ns", |row| Cell::nanos(row.driver_without_launches_ns))
+        .numbers("reserved if memory is enough", "uncapped_reserved_bytes", |row| {
+            Cell::number(in_mebibytes(row.uncapped_reserved_bytes), row.uncapped_reserved_bytes.unwrap_or(0))
+        })
+        .numbers("driver time in all", "driver_without_launches_ns", |row| Cell::nanos(row.driver_without_launches_ns))
         .html(caption, no_case);
     bar_legend(advice) + &table
 }
@@ -298,8 +301,9 @@ fn bar_legend(advice: &Advice) -> String {
     let limit = advice.limit_bytes.map_or_else(String::new, |limit| {
         format!("<li><i class=\"mark\"></i>available: {}</li>", in_mebibytes(Some(limit)))
     });
+    let request = if advice.dead_end.is_some() { ", with the request that failed" } else { "" };
     format!(
-        "<ul class=\"legend\" aria-label=\"Parts of the bars\"><li><i class=\"live\"></i>live at the peak</li><li><i \
+        "<ul class=\"legend\" aria-label=\"Parts of the bars\"><li><i class=\"live\"></i>live at the peak{request}</li><li><i \
          class=\"cached\"></i>lost to the allocator</li>{limit}</ul>\n"
     )
 }
@@ -552,7 +556,7 @@ fn threshold_bars(context: &PageContext<'_>, records: &[&ThresholdRecord], card_
         .numbers("memory needed", "needed_bytes", |record| {
             Cell::number(thresholds::needed(record), record.needed_bytes.unwrap_or(0))
         })
-        .numbers("smallest device", "needed_card_bytes", |record| {
+        .numbers("smallest card, with context", "needed_card_bytes", |record| {
             Cell::number(in_mebibytes(record.needed_card_bytes), record.needed_card_bytes.unwrap_or(0))
         })
         .numbers("peak of live bytes", "live_peak_bytes", |record| Cell::bytes(record.live_peak_bytes))

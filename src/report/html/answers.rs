@@ -85,7 +85,8 @@ fn threshold_sentence(decisive: &[(&str, f64)], workloads: usize) -> String {
         count if count < TEN => format!("On all {count} workloads, "),
         _ => "On nine in ten workloads, ".to_owned(),
     };
-    let shown = known.iter().enumerate().filter(|(place, (name, _))| *place < BEST_NAMED || *name == "caching");
+    let shown =
+        known.iter().enumerate().filter(|(place, (name, _))| *place < BEST_NAMED || ALWAYS_NAMED.contains(name));
     let words: Vec<String> = shown.map(|(_, (name, ratio))| format!("{} {}", code(name), times(*ratio))).collect();
     match words.is_empty() {
         true => "No memory was enough.".to_owned(),
@@ -95,6 +96,8 @@ fn threshold_sentence(decisive: &[(&str, f64)], workloads: usize) -> String {
 
 /// The strategies that a sentence about thresholds names.
 const BEST_NAMED: usize = 3;
+/// What PyTorch users have: named wherever they stand.
+const ALWAYS_NAMED: [&str; 2] = ["caching", "caching:expandable_segments:True"];
 
 /// Memory against time of a step, for each model.
 #[derive(Debug, Default, Serialize)]
@@ -175,9 +178,14 @@ pub(super) fn technique_answer(context: &PageContext<'_>, data: &mut ChartData) 
     let first = models.first()?;
     let sentence = first.sentence.clone();
     let unknown = first.dots.iter().all(|dot| dot.numerics.is_empty());
-    let front = if unknown { "with all of the work" } else { "with all of the work and the same training" };
+    let front = match unknown {
+        true => "of those that compute all of a step",
+        false => "of those that compute all of a step and keep the training result",
+    };
+    let base = rows.iter().find(|row| row.model == first.name && row.technique == BASE);
+    let base = base.map_or_else(String::new, |row| format!("{}, batch {}. ", escape(&row.title), row.batch));
     let caption = format!(
-        "Dot: one technique; down and left is better. Line: what no other technique beats in both, {front}. At the right: allocated memory saved; green is inside the published band, orange outside."
+        "{base}Mark: one technique; down and left is better. Green line: no other technique is better in both, {front}. At the right, allocated memory, not reserved: a filled dot is inside the published band, a hollow one outside."
     );
     let chart = FirstChart::Techniques(TechniqueChart { models });
     let picture = place_chart(data, chart, "Memory of techniques against the time of a step");
@@ -192,14 +200,14 @@ fn technique_sentence(model: &str, dots: &[TechniqueDot]) -> String {
         whole.filter(|dot| dot.memory < 1.0).min_by(|one, other| one.memory.total_cmp(&other.memory))
     };
     let words = |dot: &TechniqueDot| {
-        format!(
-            "{} saves {:.0} % of reserved memory at {} the step time",
-            code(&dot.id),
-            (1.0 - dot.memory) * 100.0,
-            times(dot.time)
-        )
+        let time = match dot.time {
+            ..0.995 => format!("a step is {} as fast", times(1.0 / dot.time)),
+            1.005.. => format!("a step takes {} as long", times(dot.time)),
+            _ => "a step takes as long".to_owned(),
+        };
+        format!("{} saves {:.0} % of reserved memory, and {time}", code(&dot.id), (1.0 - dot.memory) * 100.0)
     };
-    let found: Vec<String> = [("same", "with the same numbers"), ("rounding", "with fewer bits in between"), ("", "")]
+    let found: Vec<String> = [("same", "with the same numerics"), ("rounding", "with changed rounding"), ("", "")]
         .into_iter()
         .filter_map(|(effect, meaning)| Some(format!("{meaning} {}", words(best(effect)?)).trim().to_owned()))
         .collect();
@@ -207,13 +215,13 @@ fn technique_sentence(model: &str, dots: &[TechniqueDot]) -> String {
     let chosen = ["rounding", "same", ""].into_iter().find_map(best);
     let batch = match (base, chosen.and_then(|dot| Some((dot, dot.largest_batch?)))) {
         (Some(base), Some((dot, batch))) => {
-            format!("; in 24 GiB the largest batch is {base} for the base and {batch} with {}", code(&dot.id))
+            format!(". In 24 GiB the largest batch is {base} in the base and {batch} with {}", code(&dot.id))
         }
         _ => String::new(),
     };
     match found.is_empty() {
         true => format!("No technique saves memory on {} with all of the work of a step.", code(model)),
-        false => format!("On {}, {}{batch}.", code(model), listed(&found)),
+        false => format!("On {}, {}{batch}.", code(model), found.join("; ")),
     }
 }
 
@@ -250,7 +258,7 @@ pub(super) fn claim_answer(context: &PageContext<'_>) -> Option<Answer> {
         let _ = write!(bar, "<li class=\"{class}\" style=\"flex-grow:{many}\"><b>{many}</b> <span>{name}</span></li>");
         words.push(match verdict {
             ClaimVerdict::Confirmed => format!("{many} are confirmed"),
-            ClaimVerdict::Depends => format!("{many} hold in part"),
+            ClaimVerdict::Depends => format!("{many} depend on the program"),
             ClaimVerdict::Refuted => format!("{many} are refuted"),
             ClaimVerdict::NotMeasurable => format!("{many} cannot be measured here"),
         });
@@ -262,7 +270,7 @@ pub(super) fn claim_answer(context: &PageContext<'_>) -> Option<Answer> {
     let more = format!("<div class=\"cards claims\">\n{cards}</div>\n");
     let sentence = format!("Of {}, {}.", counted(rows.len(), "published claim", "published claims"), listed(&words));
     let caption = format!(
-        "A part of the bar is as wide as its number of claims. Below: the first {} that are refuted or hold in part; <a \
+        "A part of the bar is as wide as its number of claims. Below: the first {} that are refuted or depend on the program; <a \
          href=\"#claims\">the table</a> has all.",
         wrong.len().min(MOST_CARDS)
     );
@@ -363,7 +371,7 @@ pub(super) fn techniques(context: &PageContext<'_>) -> Option<PageSection> {
         .words("model", "model", |row| Cell::name(&row.model))
         .words("technique", "technique", |row| title(row))
         .words("numerics", "numerics", |row| Cell::text(numerics(row)))
-        .words("saved: published range, measured dot", "range", |row| range(row))
+        .words("saved: published range, dot in this run", "range", |row| range(row))
         .numbers("saved", "allocated_reduction_share", |row| Cell::percent(row.allocated_reduction_share))
         .words("published", "published_memory", |row| Cell::text(&row.published_memory))
         .numbers("peak allocated", "peak_allocated_bytes", |row| Cell::bytes(row.peak_allocated_bytes))
@@ -374,7 +382,7 @@ pub(super) fn techniques(context: &PageContext<'_>) -> Option<PageSection> {
         .words("best use", "best_use", |row| Cell::text(&row.best_use).with_class("prose"));
     let body = format!(
         "<ul class=\"legend\" aria-label=\"Parts of the bars\"><li><i class=\"published\"></i>published range</li><li><i \
-         class=\"dot\"></i>measured here</li></ul>\n{}<p class=\"note\">The axis goes from -20 % to 100 % of the base's \
+         class=\"dot\"></i>in this run</li></ul>\n{}<p class=\"note\">The axis goes from -20 % to 100 % of the base's \
          peak allocated memory. Published figures are from articles. Numerics: what the technique does to the numbers of \
          the base's training.</p>\n",
         table.html("Memory-saving techniques", no_case)
@@ -498,9 +506,9 @@ mod tests {
         ];
         assert_eq!(
             technique_sentence("gpt", &dots),
-            "On <code>gpt</code>, with the same numbers <code>ckpt</code> saves 40 % of reserved memory at 1.50 times the step \
-             time and with fewer bits in between <code>amp</code> saves 50 % of reserved memory at 1.50 times the step time; in 24 GiB the \
-             largest batch is 16 for the base and 32 with <code>amp</code>."
+            "On <code>gpt</code>, with the same numerics <code>ckpt</code> saves 40 % of reserved memory, and a step takes 1.50 \
+             times as long; with changed rounding <code>amp</code> saves 50 % of reserved memory, and a step takes 1.50 times as long. \
+             In 24 GiB the largest batch is 16 in the base and 32 with <code>amp</code>."
         );
     }
 

@@ -91,6 +91,11 @@ impl StrategyLook {
         })
     }
 
+    /// The class of its colour.
+    pub(super) fn colour(self) -> String {
+        format!("c{}", self.0)
+    }
+
     /// The classes of the marker before its name.
     pub(super) fn swatch(self) -> String {
         format!("swatch c{} m{}", self.0, self.2)

@@ -293,6 +293,8 @@ pub(super) struct Standing<'a> {
     pub(super) taken: Option<u64>,
 }
 
+/// PyTorch's allocator with the setting that saves most.
+const EXPANDABLE: &str = "caching:expandable_segments:True";
 /// A strategy with more than this many times the driver time of the base is not the answer.
 const MUCH_SLOWER: f64 = 3.0;
 /// With fewer values the mark of nine in ten is the worst, and an interval of the median says little.
@@ -322,13 +324,22 @@ pub(super) fn compared(standings: &[Standing<'_>], base: &str, verb: &str, of: (
     }
     let thrifty = standings.iter().take_while(|standing| standing.strategy != best.strategy);
     let thrifty: Vec<String> = thrifty
+        // Less means less as it is written.
+        .filter(|standing| times(standing.p90) != times(best.p90))
         .filter_map(|standing| Some((standing, slower(standing)?)))
         .map(|(standing, ratio)| {
             format!("{} {} ({ratio:.0} times as long)", code(standing.strategy), times(standing.p90))
         })
         .collect();
+    // What can be had without another allocator.
+    let setting = standings
+        .iter()
+        .find(|standing| standing.strategy == EXPANDABLE && standing.p90 < own.map_or(0.0, |own| own.p90));
+    if let Some(setting) = setting.filter(|setting| setting.strategy != best.strategy) {
+        let _ = write!(text, ", with PyTorch's setting {} {}", code("expandable_segments:True"), amount(setting));
+    }
     if !thrifty.is_empty() {
-        let _ = write!(text, "; less only at much more driver time than {}: {}", code(base), listed(&thrifty));
+        let _ = write!(text, "; less at much more driver time than {}: {}", code(base), listed(&thrifty));
     }
     text
 }
@@ -343,9 +354,9 @@ pub(super) fn strip_caption(workloads: usize, of: (usize, &str)) -> String {
     let over = if of.0 < workloads { format!(" over {} {}", of.0, of.1) } else { String::new() };
     let bars = match of.0 {
         count if count < TEN => format!("Bar: median{over}."),
-        _ => format!("Solid bar: median{over}, with its 95 % interval; hollow bar: nine in ten."),
+        _ => format!("Solid bar: median{over}, with its 95 % interval; hollow bar: nine in ten, in this order."),
     };
-    format!("Dot: one of {workloads} workloads; left is better. {bars}")
+    format!("Dot: one of {workloads} workloads; left is better. Number: the worst. {bars}")
 }
 
 /// The note on strategies that are not drawn.
@@ -435,7 +446,7 @@ impl<'a> CaseStrips<'a> {
             dots.entry(&record.strategy).or_default().push(StripDot(place, short(value), note, None));
         }
         // Of a few workloads the dots say all.
-        let (count, what) = self.counted_once();
+        let (count, _) = self.counted_once();
         let strip = |row: &BoundRow| {
             let figures = row.figures(self.is_by_need);
             StripRow {
@@ -455,11 +466,7 @@ impl<'a> CaseStrips<'a> {
                 false => "peak of reserved memory ÷ peak of live bytes (log)".to_owned(),
             },
             unit: StripUnit::Times,
-            time_axis: if rows.iter().any(|row| row.time.is_some()) {
-                format!("driver time, sum over {what}")
-            } else {
-                String::new()
-            },
+            time_axis: if rows.iter().any(|row| row.time.is_some()) { "driver time" } else { "" }.to_owned(),
             workloads: workloads.all,
             rows,
         }
@@ -502,7 +509,8 @@ fn strips(
     sentence.push('.');
     let caption = match count {
         1 => "Dot: what the strategy takes; left is better.".to_owned(),
-        _ => strip_caption(shown, (count, what)),
+        _ if chart.time_axis.is_empty() => strip_caption(shown, (count, what)),
+        _ => format!("{} Driver time: the sum of all {what}.", strip_caption(shown, (count, what))),
     } + &left_out(cases.iter().map(|record| record.strategy.as_str()));
     let label = format!("{}, one row for each strategy", chart.axis);
     let more = strips.table();
@@ -519,7 +527,7 @@ fn under_limits(groups: &[(&CaseGroup<'_>, &str)]) -> String {
     let failed: Vec<&CaseRecord> = limited.iter().copied().filter(|record| record.status == Status::Oom).collect();
     match (&*limited, &*failed) {
         ([], _) => String::new(),
-        (_, []) => format!("; under a limit, all {} complete", counted(limited.len(), "case", "cases")),
+        (_, []) => format!(". Under a limit, all {} complete", counted(limited.len(), "case", "cases")),
         (_, [one, ..]) => {
             let is_one =
                 failed.iter().all(|record| record.workload == one.workload && record.limit_bytes == one.limit_bytes);
@@ -530,14 +538,14 @@ fn under_limits(groups: &[(&CaseGroup<'_>, &str)]) -> String {
                 .collect();
             match is_one && failed.len() <= MOST_NAMED {
                 true => format!(
-                    "; with {} for {}, {} {} out of memory{}",
+                    ". With {} for {}, {} {} out of memory{}",
                     Bytes(one.limit_bytes.unwrap_or(0)),
                     code(&one.workload),
                     listed(&who),
                     if who.len() == 1 { "runs" } else { "run" },
                     cause_and_remedy(&limited, one)
                 ),
-                false => format!("; under a limit, {} of {} cases run out of memory", failed.len(), limited.len()),
+                false => format!(". Under a limit, {} of {} cases run out of memory", failed.len(), limited.len()),
             }
         }
     }
@@ -604,9 +612,9 @@ impl OutcomeRow<'_> {
         self.measured().filter(|record| record.status == Status::Oom).count()
     }
 
-    /// The first and the last failure by step.
+    /// The first and the last failure by step. What does not have memory for the first step is not compared.
     fn steps(&self) -> Option<(&CaseRecord, &CaseRecord)> {
-        let failed = || self.measured().filter(|record| record.oom_step.is_some());
+        let failed = || self.measured().filter(|record| record.oom_step.is_some_and(|step| step > 0));
         Some((failed().min_by_key(|record| record.oom_step)?, failed().max_by_key(|record| record.oom_step)?))
     }
 }
@@ -650,7 +658,7 @@ fn outcomes(context: &PageContext<'_>, groups: &[(&CaseGroup<'_>, &str)], questi
     }
     let picture = format!(
         "<div class=\"heat\" tabindex=\"0\" role=\"region\" aria-label=\"When memory runs out, by program and strategy\"><table>\n\
-         <caption>When memory runs out</caption>\n<thead><tr><th scope=\"col\">program, and what it keeps</th>{head}</tr></thead>\n\
+         <caption>When memory runs out</caption>\n<thead><tr><th scope=\"col\">program</th>{head}</tr></thead>\n\
          <tbody>\n{body}</tbody></table></div>\n"
     );
     let caption =
@@ -698,14 +706,16 @@ fn outcome_sentence(rows: &[OutcomeRow<'_>]) -> String {
             .filter(|record| record.status == Status::Oom)
             .map(|record| format!("{} ({})", code(&record.strategy), escape(&moment(record))))
             .collect();
-        let done = row.measured().filter(|record| record.status == Status::Completed).count();
-        return match failed.len() {
-            0 => format!("{} completes under {}.", code(row.label), counted(done, "strategy", "strategies")),
-            _ => format!(
-                "{} runs out of memory under {}; it completes under {}.",
+        let measured: Vec<&CaseRecord> = row.measured().collect();
+        return match measured.iter().find(|record| record.status == Status::Oom) {
+            None => {
+                format!("{} completes under {}.", code(row.label), counted(measured.len(), "strategy", "strategies"))
+            }
+            Some(first) => format!(
+                "{} runs out of memory under {}{}.",
                 code(row.label),
                 listed(&failed),
-                counted(done, "strategy", "strategies")
+                cause_and_remedy(&measured, first)
             ),
         };
     }
@@ -722,7 +732,9 @@ fn outcome_sentence(rows: &[OutcomeRow<'_>]) -> String {
         _ => format!("{all} of {programs} run out of memory under every allocator, {none} under none"),
     };
     match depends.len() {
-        0 if all > 0 => text.push_str("; no allocator avoids an OOM"),
+        0 if all > 0 => {
+            text.push_str("; no allocator avoids the OOM of such a program, so the program must be changed")
+        }
         0 => {}
         count if count <= MOST_NAMED => {
             let _ = write!(text, "; the allocator decides for {}", listed(&depends));
@@ -830,7 +842,7 @@ mod tests {
         assert_eq!(
             compared(&rows, "caching", "needs", (40, "families")),
             "<code>oomph</code> needs at most 1.07 times the peak of live bytes on nine in ten families (median 1.00 times), \
-             <code>caching</code> at most 1.62 times; less only at much more driver time than <code>caching</code>: \
+             <code>caching</code> at most 1.62 times; less at much more driver time than <code>caching</code>: \
              <code>direct</code> 1.00 times (90 times as long)"
         );
         let one = [standing("oomph", 1.5, 20, Some(3 << 30)), standing("caching", 2.0, 10, Some(4 << 30))];
@@ -885,7 +897,7 @@ mod tests {
         let (answer, _) = answered(records);
         assert!(
             answer.sentence.ends_with(
-                "; with 1.00 GiB for <code>b</code>, <code>caching</code> (step 7) runs out of memory by fragmentation: 2.00 \
+                ". With 1.00 GiB for <code>b</code>, <code>caching</code> (step 7) runs out of memory by fragmentation: 2.00 \
                  MiB are requested, 3.00 MiB are free, but not in one piece; <code>oomph</code> completes."
             ),
             "{}",

@@ -9,7 +9,7 @@ use std::{
 use super::{
     super::scenario::{CaseGroup, is_contender},
     chart_data::{self, CaseLines, SPARK_POINTS, TimelineChart},
-    element::{Cell, PageSection, chart, code, escape, folded},
+    element::{Cell, PageSection, StrategyLook, chart, code, escape, folded},
     page_context::{CaseRow, PageContext, least, moment, most, out_of_memory, spread, takes_fixed_part},
 };
 use crate::{
@@ -71,7 +71,7 @@ fn sentence(group: &CaseGroup<'_>) -> String {
             let ratio = high_bytes as f64 / low_bytes.max(1) as f64;
             let (verb, what) = match group.is_by_need() {
                 true => ("needs", ""),
-                false => ("takes", " of the device, with context and whole pages"),
+                false => ("takes", " of the device with the CUDA context, which the limit does not count,"),
             };
             if ratio < ABOUT_THE_SAME {
                 return format!("Each {verb} about {}{what}.", Bytes(low_bytes));
@@ -205,7 +205,8 @@ fn results(context: &PageContext<'_>, sparks: &[(String, Vec<u64>)], drawn: &BTr
         Cell::bytes(bytes).with_class(if is_best { "number best" } else { "number" })
     };
     let line = |row: &CaseRow<'_>| {
-        let line = spark(row.record).map_or_else(String::new, |line| spark_line(line, highest[row.group]));
+        let line = spark(row.record)
+            .map_or_else(String::new, |line| spark_line(line, highest[row.group], &row.record.strategy));
         let note = if drawn.contains(&row.record.case_id) { "" } else { "<small>not drawn</small>" };
         Cell::html(line + note, if note.is_empty() { "drawn" } else { "not drawn" })
     };
@@ -247,8 +248,8 @@ fn outcome(record: &CaseRecord) -> Cell {
     Cell::html(html, record.status.name())
 }
 
-/// A small line without axes.
-fn spark_line(levels: &[u64], highest: u64) -> String {
+/// A small line without axes, in the colour of the strategy.
+fn spark_line(levels: &[u64], highest: u64, strategy: &str) -> String {
     let (width, height) = (SPARK_POINTS as f64, 16.0);
     let mut path = String::new();
     for (place, &level) in levels.iter().enumerate() {
@@ -256,7 +257,8 @@ fn spark_line(levels: &[u64], highest: u64) -> String {
         let y = height - (level as f64 / highest.max(1) as f64).min(1.0) * (height - 1.0);
         let _ = write!(path, "{}{x:.0} {y:.1}", if place == 0 { "M" } else { "L" });
     }
-    format!("<svg class=\"spark\" viewBox=\"0 0 60 16\" aria-hidden=\"true\"><path d=\"{path}\"/></svg>")
+    let colour = StrategyLook::of(strategy).colour();
+    format!("<svg class=\"spark {colour}\" viewBox=\"0 0 60 16\" aria-hidden=\"true\"><path d=\"{path}\"/></svg>")
 }
 
 #[cfg(test)]

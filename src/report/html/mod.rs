@@ -33,7 +33,7 @@ use self::{
     page_context::{CollectedRuns, PageContext},
 };
 use super::{
-    ReportError, quoted,
+    Environment, ReportError, quoted,
     render::{counted, distinct},
     rows, without_options,
 };
@@ -165,8 +165,7 @@ impl<'a> Pictures<'a> {
 }
 
 fn assemble(runs: &[PageRun], sections: &[PageSection], chart_data: &ChartData) -> Result<String, ReportError> {
-    let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
-    let title = escape(&names.join(" + ")).into_owned();
+    let title = escape(&title(runs)).into_owned();
     let mut navigation = String::new();
     for section in sections {
         let _ = writeln!(navigation, "<li><a href=\"#{}\">{}</a></li>", section.id, section.subject);
@@ -176,7 +175,7 @@ fn assemble(runs: &[PageRun], sections: &[PageSection], chart_data: &ChartData) 
         .iter()
         .map(|run| match run.environment.device_name.as_str() {
             "" => run.environment.device.clone(),
-            name => name.to_owned(),
+            name => name.strip_suffix(" (simulated)").map_or_else(|| name.to_owned(), |gpu| format!("simulated {gpu}")),
         })
         .collect();
     let about = match runs.first() {
@@ -204,6 +203,17 @@ fn assemble(runs: &[PageRun], sections: &[PageSection], chart_data: &ChartData) 
     ))
 }
 
+/// The suites of one run, whatever its folder is called; of several runs, their names.
+fn title(runs: &[PageRun]) -> String {
+    let names: Vec<&str> = match runs {
+        [PageRun { environment: Environment { settings: Some(settings), .. }, .. }] if !settings.suites.is_empty() => {
+            settings.suites.iter().map(String::as_str).collect()
+        }
+        _ => runs.iter().map(|run| run.name.as_str()).collect(),
+    };
+    names.join(" + ")
+}
+
 /// The skeleton with `{{name}}` replaced in one pass, so that inserted text is not searched again.
 fn filled(skeleton: &str, parts: &[(&str, &str)]) -> String {
     let mut out = String::new();
@@ -221,7 +231,7 @@ fn filled(skeleton: &str, parts: &[(&str, &str)]) -> String {
 fn overview(context: &PageContext<'_>, data: &mut ChartData) -> PageSection {
     let answers = first_answers(context, data);
     let mut body = incomplete(context);
-    let mut finding = "Results".to_owned();
+    let mut finding = if body.is_empty() { "Results" } else { "No result yet" }.to_owned();
     for (place, answer) in answers.iter().enumerate() {
         let question = escape(&answer.question).into_owned();
         match place {
@@ -305,7 +315,6 @@ fn reproduce(run: &PageRun) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Environment;
 
     #[test]
     fn command_can_be_pasted_into_a_shell() {

@@ -12,7 +12,7 @@ use super::{
     element::{
         BarPart, Cell, HtmlTable, PageSection, against, breakable, chart, code, escape, folded, no_case, percent,
     },
-    first_screen::RulerChart,
+    first_screen::{RulerChart, place_ruler},
     page_context::{PageContext, PageRun},
 };
 use crate::{
@@ -247,8 +247,9 @@ pub fn rehearsal_page(
     page_of(run, |_, chart_data| {
         let Some(explained) = report.explained() else { return Ok(Vec::new()) };
         let name = report.records.iter().find_map(|record| record.recordings.first()).cloned().unwrap_or_default();
-        let mut sections = vec![AnswerScreen::section(vec![(name, rehearsal_screen(report, explained))], "rehearsals")];
-        sections.extend(rehearsal_ruler(report, cards, chart_data));
+        let below = rehearsal_ruler(report, cards, chart_data);
+        let screen = AnswerScreen { below, ..rehearsal_screen(report, explained) };
+        let mut sections = vec![AnswerScreen::section(vec![(name, screen)], "rehearsals"), rehearsal_section(report)];
         if let Some(held) = held {
             sections.extend(held_section(&[("the rehearsed program", held)], chart_data));
         }
@@ -309,12 +310,8 @@ fn rehearsal_screen(report: &RehearsalReport, explained: &RehearsalRecord) -> An
     AnswerScreen { headline: capitalised(&headline), cards, below: String::new() }
 }
 
-/// The peaks on a ruler of cards, and a row for each card and variant.
-fn rehearsal_ruler(
-    report: &RehearsalReport,
-    cards: &[(String, u64)],
-    chart_data: &mut ChartData,
-) -> Option<PageSection> {
+/// The peaks on a ruler of cards, as HTML; empty where none is known.
+fn rehearsal_ruler(report: &RehearsalReport, cards: &[(String, u64)], chart_data: &mut ChartData) -> String {
     let only = report.records.len() == 1;
     let mut ruler = cards.iter().fold(RulerChart::default(), |ruler, (name, bytes)| ruler.card(name, *bytes));
     let mut any = false;
@@ -338,7 +335,7 @@ fn rehearsal_ruler(
         any = true;
     }
     if !any {
-        return None;
+        return String::new();
     }
     let words = match report.records.iter().all(|record| record.verdict == RehearsalVerdict::Fits) {
         true => {
@@ -346,14 +343,12 @@ fn rehearsal_ruler(
         }
         false => "Where it does not fit, the bar ends with the run: the program needs more.",
     };
-    let mut body = chart("ruler", chart_data.rulers.len(), "Cards", words, "Memory needed, on a ruler of card sizes");
-    chart_data.rulers.push(ruler);
-    body.push_str(&rehearsal_table(report));
-    let finding = format!("What {} takes", if only { "the program" } else { "each run" });
-    Some(PageSection { id: "cards", subject: "Cards", finding, body })
+    let figure = place_ruler(chart_data, ruler, "Memory needed, on a ruler of card sizes");
+    format!("{figure}<p class=\"reading\">{words}</p>\n")
 }
 
-fn rehearsal_table(report: &RehearsalReport) -> String {
+/// A row for each card and variant.
+fn rehearsal_section(report: &RehearsalReport) -> PageSection {
     let fits = |record: &RehearsalRecord| record.verdict == RehearsalVerdict::Fits;
     let verdict = |record: &RehearsalRecord| {
         let words = rehearsals::verdict(record);
@@ -372,12 +367,14 @@ fn rehearsal_table(report: &RehearsalReport) -> String {
     if report.searched.is_some() {
         table = table.numbers("largest value", "value", |record| Cell::count(record.value.filter(|_| fits(record))));
     }
-    table
+    let body = table
         .numbers("peak allocated", "peak_allocated_bytes", |record| Cell::bytes(record.peak_allocated_bytes))
         .numbers("peak reserved", "peak_reserved_bytes", |record| Cell::bytes(record.peak_reserved_bytes))
         .numbers("left", "left_bytes", |record| Cell::bytes(record.left_bytes().filter(|_| fits(record))))
         .numbers("steps", "steps", |record| Cell::count(record.steps))
-        .html("Rehearsals", no_case)
+        .html("Rehearsals", no_case);
+    let finding = format!("What {} takes", if report.records.len() == 1 { "the program" } else { "each run" });
+    PageSection { id: "cards", subject: "Cards", finding, body }
 }
 
 fn assumptions_section(record: &RehearsalRecord) -> PageSection {
@@ -395,14 +392,15 @@ pub fn fits_page(rows: &[FitRow], cards: &[(String, u64)], run: PageRun) -> Resu
     page_of(run, |_, chart_data| {
         let names = distinct(rows.iter().map(|row| row.card.as_str()));
         let of_card = |card: &str| -> Vec<&FitRow> { rows.iter().filter(|row| row.card == card).collect() };
-        let screens = names.iter().map(|card| ((*card).to_owned(), fits_screen(&of_card(card)))).collect();
+        let screens =
+            names.iter().map(|card| ((*card).to_owned(), fits_screen(&of_card(card), cards, chart_data))).collect();
         let mut sections = vec![AnswerScreen::section(screens, "cards")];
         sections.extend(fits_ruler(rows, &names, cards, chart_data));
         Ok(sections)
     })
 }
 
-fn fits_screen(rows: &[&FitRow]) -> AnswerScreen {
+fn fits_screen(rows: &[&FitRow], known: &[(String, u64)], chart_data: &mut ChartData) -> AnswerScreen {
     let trained: Vec<&FitRow> = rows.iter().copied().filter(|row| row.trains).collect();
     let headline = rows.first().map_or_else(String::new, |first| fits::verdict(first, &trained));
     let (headline, how) = headline.split_once('\n').unwrap_or((&headline, ""));
@@ -412,8 +410,8 @@ fn fits_screen(rows: &[&FitRow]) -> AnswerScreen {
         let (allocated, reserved) = (maybe_bytes(row.peak_allocated_bytes), maybe_bytes(row.peak_reserved_bytes));
         let (available, way) = (Bytes(row.available_bytes), escape(&row.way));
         let need = format!(
-            "<p><b>{allocated} allocated, {reserved} reserved</b> at the peak of {way}, if memory is enough.</p><p>{} has \
-             {available} for PyTorch.</p>",
+            "<p><b>{allocated} allocated, {reserved} reserved</b> at the peak with {way}, on a card with enough memory.</p><p>{} \
+             has {available} for PyTorch.</p>",
             escape(&row.card)
         );
         cards.push(("How much is needed?", need));
@@ -423,7 +421,12 @@ fn fits_screen(rows: &[&FitRow]) -> AnswerScreen {
             .words("category", "category", |(name, _)| Cell::text(name))
             .words("memory at the allocated peak", "bar", |&(_, bytes)| byte_bar(bytes, most))
             .numbers("bytes", "bytes", |&(_, bytes)| Cell::bytes(bytes));
-        below = table.html(&format!("Where the memory of {} goes", row.way), no_case);
+        if let Some(reserved) = row.peak_reserved_bytes {
+            let ruler = known.iter().fold(RulerChart::default(), |ruler, (name, bytes)| ruler.card(name, *bytes));
+            let ruler = ruler.bar(&format!("reserved with {}", row.way), reserved, row.fits);
+            below = place_ruler(chart_data, ruler, "Memory needed, on a ruler of card sizes");
+        }
+        below.push_str(&table.html(&format!("Where the memory of {} goes", row.way), no_case));
     }
     let how = how.trim();
     if how.starts_with("with ") {

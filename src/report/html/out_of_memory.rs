@@ -146,7 +146,7 @@ pub(super) fn map_section(context: &PageContext<'_>, mapped: Vec<MappedCase>) ->
         .numbers("segments", "segments", |row| Cell::count(row.sums.segments));
     let table = table.html("Memory at the peak, at the first failure and at the end", no_case);
     let words = "All reserved memory in address order, in rows like lines of text. Orange is a hole: reserved \
-                 and free. Every other colour is a block in use. A tick begins a segment.";
+                 and free. Other colours are blocks in use, with a white line between two of them. A black tick begins a segment.";
     let body = chart("map", 0, "Blocks in segments", words, "Memory map") + &folded(&table);
     Some((PageSection { id: "map", subject: "Memory map", finding, body }, maps))
 }

@@ -50,7 +50,7 @@ fn sums_of_the_map_equal_the_record() {
     assert_eq!(drawn, free);
     let bars =
         browser.run(&format!("return [...{MAP}.querySelectorAll('.failure text')].map(text => text.textContent)"));
-    assert!(bars.to_string().contains(&format!("asked for: {}", Bytes(requested))), "{bars}");
+    assert!(bars.to_string().contains(&format!("requested in one piece: {}", Bytes(requested))), "{bars}");
     let heading = browser.run("return document.querySelector('#map h2').textContent");
     assert!(heading.as_str().unwrap().contains(&Bytes(requested).to_string()), "{heading}");
     let row = browser.run(

@@ -553,7 +553,7 @@ class AddressPlot {
     const segments = chart.segments_left_out;
     if (segments.millionths) words.push(`. ${count(chart.segments.born.length)} of ${plural(segments.all, 'segment', 'segments')} are drawn one by one, too`);
     const { failed } = chart;
-    if (failed) words.push('. ', html('b', { class: 'oom' }, `Out of memory at event ${count(failed.event)}`), `: ${ofBytes(failed.requested)} asked for, ${ofBytes(failed.cached_free)} free in the cache, ${ofBytes(failed.device_free)} left ${failed.limited ? 'up to the limit' : 'on the device'}`);
+    if (failed) words.push('. ', html('b', { class: 'oom' }, `Out of memory at event ${count(failed.event)}`), `: ${ofBytes(failed.requested)} requested, ${ofBytes(failed.cached_free)} free in the cache, ${ofBytes(failed.device_free)} not reserved${failed.limited ? ', up to the limit' : ''}`);
     words.push('. Drag to zoom, or scroll after a click; arrow keys move.');
     this.facts.replaceChildren(...words);
     this.headline();
@@ -567,7 +567,7 @@ class AddressPlot {
     const { failed, title, strategy } = this.case.chart;
     const name = html('code', {}, this.data.strategies[strategy]);
     heading.replaceChildren(...(failed
-      ? [name, ` on ${title} ran out of memory: ${ofBytes(failed.requested)} asked for, ${ofBytes(failed.cached_free)} free between its blocks`]
+      ? [name, ` on ${title} ran out of memory: ${ofBytes(failed.requested)} requested, ${ofBytes(failed.cached_free)} free between its blocks`]
       : ['Where the blocks of ', name, ` on ${title} lay, and how long`]));
   }
 
@@ -712,7 +712,7 @@ class AddressPlot {
     const top = this.margin.top;
     if (at >= this.view[0] && at <= this.view[1]) {
       pen.line(x, top - 22, x, floor, asked, 2);
-      pen.text(x > this.width / 2 ? x - 6 : x + 6, top - 26, `out of memory: ${ofBytes(failed.requested)} asked for`, asked, x > this.width / 2 ? 'end' : 'start', true);
+      pen.text(x > this.width / 2 ? x - 6 : x + 6, top - 26, `out of memory: ${ofBytes(failed.requested)} requested`, asked, x > this.width / 2 ? 'end' : 'start', true);
     }
     const scale = this.inner.height / (this.view[3] - this.view[2]);
     const bar = (place, amount, fill, stroke, words) => {
@@ -723,7 +723,7 @@ class AddressPlot {
       if (amount * scale > this.inner.height) pen.line(x0 - 2, top, x0 + 11, top + 5, stroke, 2);
       pen.text(x0 + 20, floor - 2, words, stroke === 'none' ? soft : stroke, 'start', false, true);
     };
-    bar(0, failed.requested, 'none', asked, `asked for ${ofBytes(failed.requested)}`);
+    bar(0, failed.requested, 'none', asked, `requested ${ofBytes(failed.requested)}`);
     bar(1, failed.largest_free ?? 0, css(hole), 'none', failed.largest_free === null ? 'largest hole unknown' : `largest hole ${ofBytes(failed.largest_free)}`);
   }
 

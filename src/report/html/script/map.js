@@ -166,7 +166,7 @@ class MapPanel {
     const { failed } = this.map;
     const largest = failed.largest_free ?? this.frame.sums.largest_hole;
     const missing = failed.asked - failed.device_free;
-    const left = missing > 0 ? `, ${ofBytes(missing)} too little` : '';
+    const left = missing > 0 ? `; ${ofBytes(missing)} are missing` : '';
     const asked = ofBytes(failed.asked) !== ofBytes(failed.requested) ? ` (${ofBytes(failed.asked)} of the device)` : '';
     const layer = svg('g', { class: 'failure' }, this.picture);
     let y = top + 22;
@@ -181,9 +181,9 @@ class MapPanel {
       }
       y += 6;
     };
-    bar(failed.requested, 'asked', `asked for: ${ofBytes(failed.requested)} in one piece${asked}`);
-    bar(largest, 'largest', `largest hole for it: ${ofBytes(largest)}${largest ? ` (${Number(((100 * largest) / failed.requested).toPrecision(2))} % of it)` : ''}`);
-    bar(failed.device_free, 'left', `${failed.limited ? 'left up to the limit' : 'never reserved, left on the device'}: ${ofBytes(failed.device_free)}${left}`);
+    bar(failed.requested, 'asked', `requested in one piece: ${ofBytes(failed.requested)}${asked}${failed.requested > perRow ? ', drawn over several rows' : ''}`);
+    bar(largest, 'largest', `largest hole that could serve it: ${ofBytes(largest)}${largest ? `, ${Number(((100 * largest) / failed.requested).toPrecision(2))} % of the request` : ''}`);
+    bar(failed.device_free, 'left', `${failed.limited ? 'not reserved, up to the limit' : 'not reserved, free on the device'}: ${ofBytes(failed.device_free)}${left}`);
     return y;
   }
 }

@@ -112,23 +112,21 @@ function stripOn(sheet, chart, data, row, { x, text, narrow, left, right, high, 
   const at = x(worst[1]) + 9;
   svg('text', { x: at, y: y + 4 }, sheet.root).textContent = text(worst[1]);
   const after = at + textWidth(text(worst[1])) + 6;
-  if (!narrow && right - after > 60) svg('text', { class: 'small', x: after, y: y + 4 }, sheet.root).textContent = fitted(chart.workloads[worst[0]][0], right - after, '11px system-ui, sans-serif');
+  if (narrow) return;
+  const [small, title] = ['11px system-ui, sans-serif', chart.workloads[worst[0]][0]];
+  // The name of the workload stands behind its value, or before its dot if there is room.
+  const before = Math.max(left, ...row.dots.filter((dot) => dot !== worst).map((dot) => x(dot[1])), ...[row.p90, row.median].filter((mark) => mark !== null).map(x)) + 8;
+  if (right - after > 60) svg('text', { class: 'small', x: after, y: y + 4 }, sheet.root).textContent = fitted(title, right - after, small);
+  else if (at - 18 - before > 40) svg('text', { class: 'small', x: at - 18, y: y + 4, 'text-anchor': 'end' }, sheet.root).textContent = fitted(title, at - 18 - before, small);
 }
 
-/** The time of each row as a bar, from a tenth of the shortest on: the axis is logarithmic. */
+/** The time of each row as a bar. */
 function timeBars(sheet, chart, { left, right, top, pitch, floor }) {
-  const known = chart.rows.map((row) => row.time).filter((time) => time > 0);
-  if (known.length === 0) return;
-  const low = 10 ** Math.floor(Math.log10(Math.min(...known) / 2));
-  const high = Math.max(...known);
-  const x = (time) => left + (Math.log(Math.max(time, low) / low) / Math.log(high / low)) * (right - left);
-  const powers = Array.from({ length: Math.floor(Math.log10(high / low) + 1e-9) + 1 }, (_, power) => low * 10 ** power);
-  for (const tick of sparse(powers, x, 46)) {
-    svg('line', { class: 'grid', x1: x(tick), x2: x(tick), y1: top, y2: floor }, sheet.root);
-    svg('text', { x: x(tick), y: floor + 16, 'text-anchor': 'middle' }, sheet.root).textContent = duration(tick).replace(/\.0+ /, ' ');
-  }
-  svg('line', { class: 'axis', x1: left, x2: right + 46, y1: floor, y2: floor }, sheet.root);
-  svg('text', { class: 'strong', x: (left + right + 46) / 2, y: floor + 34, 'text-anchor': 'middle' }, sheet.root).textContent = 'driver time (log)';
+  const longest = Math.max(0, ...chart.rows.map((row) => row.time || 0));
+  if (longest === 0) return;
+  const x = (time) => left + (time / longest) * (right - left);
+  svg('line', { class: 'axis', x1: left, x2: left, y1: top, y2: floor }, sheet.root);
+  svg('text', { class: 'strong', x: left, y: floor + 34 }, sheet.root).textContent = fitted(chart.time_axis, sheet.width - left);
   chart.rows.forEach((row, place) => {
     if (!(row.time > 0)) return;
     const y = top + (place + 0.5) * pitch;
@@ -136,4 +134,3 @@ function timeBars(sheet, chart, { left, right, top, pitch, floor }) {
     svg('text', { x: x(row.time) + 5, y: y + 4 }, sheet.root).textContent = duration(row.time);
   });
 }
-

@@ -100,8 +100,10 @@ function swatchClass(strategy) {
 
 /** Its name where there is little room: `caching +expandable_segments`. */
 function shortName(strategy) {
-  const [name, ...parameters] = data.strategies[strategy].split(':');
-  const short = parameters.length ? `${name} +${parameters.join(':').replaceAll(':True', '')}` : name;
+  // A role such as `now: ` stays as it is.
+  const [, role, whole] = data.strategies[strategy].match(/^(\w+: )?(.*)$/s);
+  const [name, ...parameters] = whole.split(':');
+  const short = (role || '') + (parameters.length ? `${name} +${parameters.join(':').replaceAll(':True', '')}` : name);
   return short.length > 30 ? `${short.slice(0, 29)}…` : short;
 }
 

@@ -1,4 +1,4 @@
-// Techniques: memory against the time of a step, one dot for each, and what is published beside what was measured.
+// Techniques: memory against the time of a step, one mark for each, and what is published beside what this run shows.
 
 function drawTechniques(host, chart) {
   const chosen = chart.models.findIndex((model) => model.name === pageState.get('model'));
@@ -13,7 +13,7 @@ function drawTechniques(host, chart) {
     sheets.replaceChildren(plane, ...(judged.length > 0 ? [ranges] : []));
     const label = (what) => `${what} on ${model.name}. Arrow keys read values.`;
     new Sheet(plane, { label: label('Peak of reserved memory against the time of a step'), draw: (sheet) => planeOn(sheet, model) });
-    if (judged.length > 0) new Sheet(ranges, { label: label('Memory saved, measured and published'), draw: (sheet) => rangesOn(sheet, judged) });
+    if (judged.length > 0) new Sheet(ranges, { label: label('Memory saved, published and in this run'), draw: (sheet) => rangesOn(sheet, judged) });
   };
   if (chart.models.length > 1) {
     const choices = chart.models.map(({ name }) => [name, name]);
@@ -32,8 +32,8 @@ function drawTechniques(host, chart) {
 function techniqueRows(dot) {
   const rows = [['reserved', `${bytes(dot.reserved)}, ${Math.round(dot.memory * 100)} % of the base`], ['time of a step', `${dot.time.toFixed(2)} of the base`]];
   if (dot.interval) rows.push(['95 % interval', `${dot.interval[0].toFixed(2)} to ${dot.interval[1].toFixed(2)}`]);
-  const effects = { same: 'the same', rounding: 'fewer bits in between', training: 'other training', '': 'not recorded' };
-  rows.push(['numbers', effects[dot.numerics]]);
+  const effects = { same: 'as in the base', rounding: 'rounding differs', training: 'the training result can change', '': 'not recorded' };
+  rows.push(['numerics', effects[dot.numerics]]);
   if (dot.less_work) rows.push(['work of a step', 'less than in the base']);
   if (dot.saved !== null) rows.push(['allocated memory saved', `${dot.saved.toFixed(1)} %`]);
   if (dot.published) rows.push(['published', `${dot.published[0]} to ${dot.published[1]} %`]);
@@ -95,10 +95,10 @@ function planeOn(sheet, model) {
     svg('text', { class: best.includes(dot) || isBase ? 'small strong' : 'small', x: place.x, y: place.y + 10 }, sheet.root).textContent = dot.id;
   }
   const keysTop = floor + 54;
-  const keys = [[{ numerics: 'same' }, 'same numbers'], [{ numerics: 'rounding' }, 'fewer bits in between'], [{ numerics: 'training' }, 'other training'], [{ less_work: true }, 'less work in a step']];
+  const keys = [[{ numerics: 'same' }, 'same numerics'], [{ numerics: 'rounding' }, 'changes rounding'], [{ numerics: 'training' }, 'can change the training result'], [{ less_work: true }, 'computes less in a step']];
   let [at, row] = [8, 0];
   for (const [sample, text] of keys.filter(([sample]) => model.dots.some((dot) => (sample.less_work ? dot.less_work : !dot.less_work && (dot.numerics || 'same') === sample.numerics)))) {
-    const words = sample.numerics === 'same' && model.dots.every((dot) => dot.numerics === '') ? 'effect on numbers not recorded' : text;
+    const words = sample.numerics === 'same' && model.dots.every((dot) => dot.numerics === '') ? 'effect on numerics not recorded' : text;
     const width = textWidth(words) + 34;
     if (at + width > sheet.width) [at, row] = [8, row + 1];
     techniqueSign(sheet.root, sample, at, keysTop + row * 18 - 4);
@@ -123,7 +123,7 @@ function freePlace(boxes, x, y, width, { left, right, top, floor }, mayBeFar) {
   return null;
 }
 
-/** The published range as a band, the measured saving as a dot, one row for each technique. */
+/** The published range as a band, the saving of this run as a dot, one row for each technique. */
 function rangesOn(sheet, dots) {
   const rows = [...dots].sort((a, b) => b.saved - a.saved);
   const font = '11px system-ui, sans-serif';
@@ -134,7 +134,7 @@ function rangesOn(sheet, dots) {
   const low = Math.min(0, ...rows.map((dot) => dot.saved));
   const high = Math.max(...rows.map((dot) => Math.max(dot.saved, dot.published[1])));
   const x = (percent) => left + ((percent - low) / (high - low)) * (right - left);
-  svg('text', { class: 'strong', x: 0, y: 12 }, sheet.root).textContent = fitted('allocated memory saved: published band, measured dot', sheet.width);
+  svg('text', { class: 'strong', x: 0, y: 12 }, sheet.root).textContent = fitted('allocated memory saved: band published, dot in this run', sheet.width);
   for (const tick of ticks(low, high, 4)) {
     svg('line', { class: 'grid', x1: x(tick), x2: x(tick), y1: top, y2: floor }, sheet.root);
     svg('text', { x: x(tick), y: floor + 16, 'text-anchor': 'middle' }, sheet.root).textContent = `${tick}`;

@@ -59,7 +59,11 @@ function drawTimeline(host, chart, data) {
       if (state.over === 'events') drawSteps(plot, layer);
       if (isStacked()) drawStack(plot, layer, chart.cases[state.stacked]);
       else drawLines(plot, layer);
-      if (chart.limit && chart.limit <= plot.top) plot.level(layer, chart.limit, 'limit', `limit ${bytes(chart.limit)}`);
+      if (chart.limit && chart.limit <= plot.top) {
+        // The label stands on the side where no failure is named.
+        const isLate = drawn().some((one) => failed(one) && whereFailed(plot, one) > (MARGIN.left + plot.right) / 2);
+        plot.level(layer, chart.limit, 'limit', `limit ${bytes(chart.limit)}`, isLate ? 'start' : 'end');
+      }
     },
     read: (x) => ({ title: heading(x), rows: isStacked() ? readStack(x, chart.cases[state.stacked]) : readLines(x) }),
   };
