@@ -30,7 +30,10 @@ fn may_be_long(line: &str) -> bool {
     !value.contains(' ') || ["oomph ", "export "].iter().any(|program| value.contains(program))
 }
 
-/// The words of a text, without the sentences about missing columns.
+/// Units of figures that differ from run to run: a rate may be in MiB at one time and in GiB at the next.
+const UNITS: [&str; 10] = ["B", "KiB", "MiB", "GiB", "TiB", "ns", "us", "ms", "s", "min"];
+
+/// The words of a text, without units and without the sentences about missing columns.
 fn words(text: &str) -> Vec<String> {
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     let without = text.split(HIDDEN).enumerate().map(|(place, part)| match place {
@@ -38,7 +41,7 @@ fn words(text: &str) -> Vec<String> {
         _ => part.split_once(". ").map_or("", |(_, after)| after),
     });
     let words = without.flat_map(str::split_whitespace).filter(|word| word.chars().any(char::is_alphabetic));
-    words.map(str::to_owned).collect()
+    words.filter(|word| !UNITS.contains(word)).map(str::to_owned).collect()
 }
 
 /// Whether a word of the narrow text is whole, or a part of a name that begins and ends at a sign.
