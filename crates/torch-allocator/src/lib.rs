@@ -16,7 +16,7 @@ mod pools;
 mod settings;
 
 pub use exports::{oomph_alloc, oomph_free, oomph_memory_fraction, oomph_record_stream, oomph_reserved, oomph_reset};
-pub use pools::{oomph_begin_pool, oomph_end_pool, oomph_release_pool, oomph_serves_graphs};
+pub use pools::{oomph_begin_pool, oomph_driver_calls, oomph_end_pool, oomph_release_pool, oomph_serves_graphs};
 
 use std::{
     collections::BTreeMap,
