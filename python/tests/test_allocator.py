@@ -176,7 +176,8 @@ for _ in range(3):
 torch.cuda.synchronize()
 note("no memory for replays", reserved() == captured)
 eager = block(100)
-note("apart", eager.data_ptr() != place and reserved() >= captured + 100)
+# A few MiB that the default pool had free may serve a part of it.
+note("apart", abs(eager.data_ptr() - place) >= 100 << 20 and reserved() >= captured + 90)
 del eager
 torch.cuda.empty_cache()
 note("stays", reserved() == captured)
@@ -260,7 +261,7 @@ attempt("trees", lambda: trees.cudagraphify_impl(None, [], ()))
 
 def test_what_pytorch_cannot_do_is_refused_with_a_remedy(library: str, tmp_path: Path) -> None:
     ran = shadow.rehearse(REFUSED, tmp_path, "24GiB")
-    assert 'graph refused: the strategy bfc cannot keep' in ran.stdout, ran.stdout
+    assert "graph refused: the strategy bfc cannot keep" in ran.stdout, ran.stdout
     assert 'use oomph.use_allocator("oomph"), or "caching"' in ran.stdout
     assert "pool refused: torch.cuda.MemPool needs PyTorch's own allocator" in ran.stdout, ran.stdout
     assert f'CUDAPluggableAllocator({find_library()!r}, "oomph_alloc", "oomph_free")' in ran.stdout
