@@ -7,8 +7,11 @@ import importlib
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any, Dict, Optional, Union
+
+from . import refusals
 
 LIBRARY_VARIABLE = "OOMPH_LIBRARY"
 _NAME = "liboomph.so"
@@ -16,15 +19,25 @@ _NAME = "liboomph.so"
 _CHECK = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).oomph_reserved(0)"
 
 
-def use_allocator(strategy: str = "oomph", *, limit: Union[str, int, None] = None) -> None:
+def use_allocator(
+    strategy: str = "oomph",
+    *,
+    limit: Union[str, int, None] = None,
+    cudagraph_trees: bool = True,
+) -> None:
     """Makes PyTorch allocate GPU memory with a strategy of oomph, until the process ends.
 
     strategy: as for `oomph replay --strategy`, such as "oomph" or "caching:max_split_size_mb:64".
     limit: the most memory to hold on each GPU, such as "20GiB" or a number of bytes.
+    cudagraph_trees: False lets torch.compile capture CUDA graphs one by one. Its trees of graphs need
+    PyTorch's own allocator, and are an error otherwise.
 
     Call it before the program uses the GPU for the first time: PyTorch cannot change its allocator
     later. PyTorch's own statistics and its recorder do not work with other allocators, so
-    `oomph.record()` does not, either.
+    `oomph.record()` does not, either. CUDA graphs work under the strategies oomph and caching, whether
+    captured by hand, by `make_graphed_callables` or by `torch.compile` without trees. Three things
+    need PyTorch's own allocator and raise RuntimeError when they are used: trees of graphs,
+    `torch.cuda.MemPool`, and CUDA tensors that are sent to other processes.
 
     ImportError: PyTorch cannot be imported. ValueError: the strategy or the limit is wrong.
     RuntimeError: it is too late, there is no GPU, or PyTorch is too old.
@@ -45,7 +58,29 @@ def use_allocator(strategy: str = "oomph", *, limit: Union[str, int, None] = Non
     hooks.set_record_stream_fn(_address(functions, "oomph_record_stream"))
     hooks.set_reset_fn(_address(functions, "oomph_reset"))
     hooks.set_memory_fraction_fn(_address(functions, "oomph_memory_fraction"))
+    refusals.install(torch, library, _serve_graphs(torch, hooks, functions, strategy), cudagraph_trees)
     torch.cuda.memory.change_current_allocator(allocator)
+
+
+def _serve_graphs(torch: Any, hooks: Any, functions: ctypes.CDLL, strategy: str) -> Optional[str]:
+    """Sets the hooks for the memory of CUDA graphs. Returns why graphs cannot be captured, if so."""
+    setters = ("set_begin_allocate_to_pool", "set_end_allocate_to_pool_fn", "set_release_pool")
+    if not all(hasattr(hooks, setter) for setter in setters):
+        reason = (
+            f"PyTorch {torch.__version__} cannot tell another allocator which memory belongs to a "
+            "CUDA graph: under oomph.use_allocator() graphs need a later release"
+        )
+        warnings.warn(reason, RuntimeWarning, stacklevel=3)
+        return reason
+    if not functions.oomph_serves_graphs():
+        name = strategy.split(":")[0]
+        return (
+            f"the strategy {name} cannot keep the memory of a CUDA graph in place: "
+            'use oomph.use_allocator("oomph"), or "caching"'
+        )
+    for setter, name in zip(setters, ("oomph_begin_pool", "oomph_end_pool", "oomph_release_pool")):
+        getattr(hooks, setter)(_address(functions, name))
+    return None
 
 
 def find_library() -> str:

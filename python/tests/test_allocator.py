@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import shadow
 
-from oomph.allocator import find_library, use_allocator
+from oomph.allocator import _serve_graphs, find_library, use_allocator
 from oomph.binary import OomphError
 
 
@@ -138,3 +139,170 @@ def test_after_the_first_use_of_the_gpu_it_is_too_late(library: str, tmp_path: P
     ran = shadow.rehearse(TOO_LATE, tmp_path, "24GiB")
     assert "refused: too late: PyTorch has initialised CUDA" in ran.stdout, ran.stdout
     assert "backend native" in ran.stdout
+
+
+GRAPHS = """
+import ctypes, sys, torch, oomph
+from oomph.allocator import find_library
+oomph.use_allocator("STRATEGY", limit="4GiB")
+library = ctypes.CDLL(find_library())
+library.oomph_reserved.restype = ctypes.c_size_t
+def reserved():
+    return library.oomph_reserved(0) >> 20
+def block(mebibytes):
+    return torch.zeros(mebibytes << 20, dtype=torch.uint8, device="cuda")
+def note(name, holds):
+    print(name, "yes" if holds else f"NO: {reserved()} MiB reserved")
+
+# By hand: memory that was freed in the capture belongs to the graph.
+kept = block(10)
+graph = torch.cuda.CUDAGraph()
+side = torch.cuda.Stream()
+with torch.cuda.graph(graph):
+    freed = block(100)
+    place = freed.data_ptr()
+    # Another stream takes part: its use of a block must not be waited for here.
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        freed.add_(1)
+    freed.record_stream(side)
+    torch.cuda.current_stream().wait_stream(side)
+    del freed
+    result = block(50)
+captured = reserved()
+note("captured", captured >= 160)
+for _ in range(3):
+    graph.replay()
+torch.cuda.synchronize()
+note("no memory for replays", reserved() == captured)
+eager = block(100)
+# A few MiB that the default pool had free may serve a part of it.
+note("apart", abs(eager.data_ptr() - place) >= 100 << 20 and reserved() >= captured + 90)
+del eager
+torch.cuda.empty_cache()
+note("stays", reserved() == captured)
+
+# A second graph in the same pool takes what the first has freed.
+second = torch.cuda.CUDAGraph()
+with torch.cuda.graph(second, pool=graph.pool()):
+    inside = block(100)
+note("shared", inside.data_ptr() == place and reserved() == captured)
+del graph, result
+torch.cuda.empty_cache()
+note("in use", reserved() >= 160)
+del second
+torch.cuda.empty_cache()
+note("block of a released pool", reserved() >= 110)
+inside.zero_()
+del inside
+torch.cuda.empty_cache()
+note("all gone", reserved() == 10 or reserved() == 20)
+
+# Memory runs out in a capture: an error, and the program goes on.
+failing = torch.cuda.CUDAGraph()
+try:
+    with torch.cuda.graph(failing):
+        many = [block(1024) for _ in range(8)]
+except RuntimeError as error:
+    print("out of memory:", type(error).__name__)
+del failing
+block(1)
+torch.cuda.synchronize()
+
+model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256)).cuda()
+sample = torch.randn(64, 256, device="cuda", requires_grad=True)
+graphed = torch.cuda.make_graphed_callables(model, (sample,))
+for _ in range(3):
+    graphed(sample).sum().backward()
+torch.cuda.synchronize()
+print("callables yes")
+"""
+
+
+@pytest.mark.parametrize("strategy", ["oomph", "caching"])
+def test_graphs_are_captured_and_replayed(library: str, tmp_path: Path, strategy: str) -> None:
+    # The shadow GPU refuses what CUDA refuses in a capture. caching calls cuMemAlloc in it.
+    ran = shadow.rehearse(GRAPHS.replace("STRATEGY", strategy), tmp_path, "24GiB")
+    for name in (
+        "captured",
+        "no memory for replays",
+        "apart",
+        "stays",
+        "shared",
+        "in use",
+        "block of a released pool",
+        "all gone",
+        "callables",
+    ):
+        assert f"{name} yes" in ran.stdout, ran.stdout
+    assert "out of memory: RuntimeError" in ran.stdout, ran.stdout
+    assert "oomph: pool" not in ran.stdout, ran.stdout
+
+
+REFUSED = """
+import os, torch, oomph
+oomph.use_allocator("bfc")
+def attempt(name, action):
+    try:
+        action()
+    except RuntimeError as error:
+        print(name, "refused:", error)
+x = torch.zeros(4, device="cuda")
+def capture():
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        x + 1
+attempt("graph", capture)
+attempt("pool", torch.cuda.MemPool)
+attempt("sharing", lambda: torch.multiprocessing.reductions.reduce_tensor(x))
+import torch._inductor.cudagraph_trees as trees
+attempt("trees", lambda: trees.cudagraphify_impl(None, [], ()))
+"""
+
+
+def test_what_pytorch_cannot_do_is_refused_with_a_remedy(library: str, tmp_path: Path) -> None:
+    ran = shadow.rehearse(REFUSED, tmp_path, "24GiB")
+    assert "graph refused: the strategy bfc cannot keep" in ran.stdout, ran.stdout
+    assert 'use oomph.use_allocator("oomph"), or "caching"' in ran.stdout
+    assert "pool refused: torch.cuda.MemPool needs PyTorch's own allocator" in ran.stdout, ran.stdout
+    assert f'CUDAPluggableAllocator({find_library()!r}, "oomph_alloc", "oomph_free")' in ran.stdout
+    assert "sharing refused: CUDA tensors cannot be sent to other processes" in ran.stdout
+    assert "trees refused: torch.compile keeps CUDA graphs in trees" in ran.stdout
+    assert "oomph.use_allocator(cudagraph_trees=False)" in ran.stdout
+
+
+COMPILED = """
+import torch, oomph
+oomph.use_allocator(cudagraph_trees=False)
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64)).cuda()
+compiled = torch.compile(model, mode="reduce-overhead")
+captures = []
+begin = torch.cuda.CUDAGraph.capture_begin
+def noted(self, *arguments, **options):
+    captures.append(1)
+    return begin(self, *arguments, **options)
+torch.cuda.CUDAGraph.capture_begin = noted
+sample = torch.randn(64, 64, device="cuda")
+with torch.no_grad():
+    for _ in range(3):
+        compiled(sample)
+torch.cuda.synchronize()
+print("captures", len(captures))
+"""
+
+
+def test_compiled_graphs_work_without_trees(library: str, tmp_path: Path) -> None:
+    site = Path(shadow.torch_site())
+    if not (site / "triton").is_dir():
+        pytest.skip(f"there is no triton in {site}: torch.compile needs it")
+    ran = shadow.rehearse(COMPILED, tmp_path, "24GiB")
+    assert "captures 1" in ran.stdout, ran.stdout
+
+
+def test_graphs_are_refused_where_pytorch_has_no_hooks_for_them(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooks = SimpleNamespace()
+    torch = SimpleNamespace(__version__="2.1.0")
+    with pytest.warns(RuntimeWarning, match="PyTorch 2.1.0 cannot tell another allocator"):
+        reason = _serve_graphs(torch, hooks, ctypes.CDLL(library), "oomph")
+    assert reason is not None and "graphs need a later release" in reason

@@ -20,6 +20,10 @@ pub const NOT_READY: i32 = 600;
 pub const NOT_SUPPORTED: i32 = 801;
 /// `cudaErrorStreamCaptureUnsupported`.
 pub const CAPTURE_UNSUPPORTED: i32 = 900;
+/// `cudaErrorStreamCaptureInvalidated`.
+pub const CAPTURE_INVALIDATED: i32 = 901;
+/// `cudaErrorStreamCaptureIsolation`.
+pub const CAPTURE_ISOLATION: i32 = 905;
 
 /// Code, name in the runtime, name in the driver, text. All end with a zero byte: they are given out as C texts.
 const TEXTS: &[(i32, &str, &str, &str)] = &[
@@ -41,6 +45,18 @@ const TEXTS: &[(i32, &str, &str, &str)] = &[
         "cudaErrorStreamCaptureUnsupported\0",
         "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED\0",
         "operation not permitted when stream is capturing\0",
+    ),
+    (
+        CAPTURE_INVALIDATED,
+        "cudaErrorStreamCaptureInvalidated\0",
+        "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED\0",
+        "operation failed due to a previous error during capture\0",
+    ),
+    (
+        CAPTURE_ISOLATION,
+        "cudaErrorStreamCaptureIsolation\0",
+        "CUDA_ERROR_STREAM_CAPTURE_ISOLATION\0",
+        "dependency created on uncaptured work in another stream\0",
     ),
 ];
 const UNKNOWN: (i32, &str, &str, &str) = (999, "cudaErrorUnknown\0", "CUDA_ERROR_UNKNOWN\0", "unknown error\0");

@@ -6,6 +6,7 @@ use oomph_driver::AddressSpace;
 
 use crate::{
     arguments::{In, Out},
+    capture,
     card::{self, card},
     errors::{INVALID_DEVICE, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS, conclude},
     host_memory, pools, properties,
@@ -228,12 +229,12 @@ fn pointer_attribute(data: *mut u8, attribute: i32, pointer: u64) -> i32 {
 
 cuda_functions! {
     fn cudaMalloc(pointer: Out<u64>, bytes: u64) -> i32 {
-        match allocate(bytes) {
+        match capture::refused().map_or_else(|| allocate(bytes), Err) {
             Ok(address) => { pointer.set(address); SUCCESS }
             Err(code) => { pointer.set(0); conclude(code) }
         }
     }
-    fn cudaFree(address: u64) -> i32 { conclude(free(address)) }
+    fn cudaFree(address: u64) -> i32 { conclude(capture::refused().unwrap_or_else(|| free(address))) }
     fn cudaMallocPitch(pointer: Out<u64>, pitch: Out<u64>, width: u64, height: u64) -> i32 {
         // Rows are aligned to texturePitchAlignment of all cards since Kepler, 512 bytes in practice.
         let row = width.next_multiple_of(512);
@@ -241,13 +242,13 @@ cuda_functions! {
         cudaMalloc(pointer, row.saturating_mul(height))
     }
     fn cuMemAlloc_v2(pointer: Out<u64>, bytes: u64) -> i32 {
-        match allocate(bytes) {
+        match capture::refused().map_or_else(|| allocate(bytes), Err) {
             Ok(0) => INVALID_VALUE,
             Ok(address) => { pointer.set(address); SUCCESS }
             Err(code) => code,
         }
     }
-    fn cuMemFree_v2(address: u64) -> i32 { free(address) }
+    fn cuMemFree_v2(address: u64) -> i32 { capture::refused().unwrap_or_else(|| free(address)) }
     fn cudaMemGetInfo(free: Out<u64>, total: Out<u64>) -> i32 { memory_info(free, total) }
     fn cuMemGetInfo_v2(free: Out<u64>, total: Out<u64>) -> i32 { memory_info(free, total) }
     fn cuDeviceTotalMem_v2(bytes: Out<u64>, device: i32) -> i32 {

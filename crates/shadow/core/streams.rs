@@ -9,7 +9,7 @@ use std::{collections::HashMap, sync::Mutex};
 use crate::{
     arguments::Out,
     capture,
-    errors::{CAPTURE_UNSUPPORTED, INVALID_VALUE, NOT_READY, SUCCESS, conclude},
+    errors::{CAPTURE_ISOLATION, CAPTURE_UNSUPPORTED, INVALID_VALUE, NOT_READY, SUCCESS, conclude},
     served,
     served_call::ServedCall,
     state::{self, Shadow},
@@ -141,6 +141,11 @@ impl Shadow {
     fn wait_event(&mut self, stream: u64, event: u64) -> i32 {
         self.clocks.elapse(CALL_NANOS);
         let Some(clock) = self.clocks.event(event) else { return INVALID_VALUE };
+        let capture = self.captures.of_stream(stream);
+        if capture != 0 && clock.capture != capture && clock.done > 0 {
+            self.captures.spoil(capture);
+            return CAPTURE_ISOLATION;
+        }
         self.clocks.hold(stream, clock.done);
         if clock.capture != 0 {
             self.captures.join(stream, clock.capture);
@@ -172,7 +177,9 @@ fn stream_synchronize(stream: u64) -> i32 {
         return code;
     }
     let mut shadow = state::lock();
-    if shadow.captures.of_stream(stream) != 0 {
+    let capture = shadow.captures.of_stream(stream);
+    if capture != 0 {
+        shadow.captures.spoil(capture);
         return CAPTURE_UNSUPPORTED;
     }
     shadow.clocks.synchronize(stream);
@@ -203,6 +210,9 @@ fn stream_query(stream: u64) -> i32 {
 }
 
 fn event_query(event: u64) -> i32 {
+    if let Some(code) = capture::refused() {
+        return code;
+    }
     if let Some(ready) = served::value(ServedCall::EventQuery, [event, 0, 0]) {
         return readiness(ready);
     }
@@ -217,6 +227,9 @@ fn event_query(event: u64) -> i32 {
 }
 
 fn event_synchronize(event: u64) -> i32 {
+    if let Some(code) = capture::refused() {
+        return code;
+    }
     if let Some(code) = served::code(ServedCall::EventSynchronize, [event, 0, 0]) {
         return code;
     }

@@ -85,7 +85,7 @@ pub extern "C" fn oomph_reserved(device: c_int) -> usize {
 }
 
 /// Serves a call; prints the reason if it fails.
-fn serve<T>(call: impl FnOnce(&AllocatorService) -> Result<T, ServiceError>) -> Option<T> {
+pub(crate) fn serve<T>(call: impl FnOnce(&AllocatorService) -> Result<T, ServiceError>) -> Option<T> {
     let attempt = catch_unwind(AssertUnwindSafe(|| SERVICE.get_or_init(open).as_ref().map(call)));
     match attempt {
         Ok(Some(Ok(answer))) => Some(answer),

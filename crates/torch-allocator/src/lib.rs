@@ -12,9 +12,11 @@
 
 mod exports;
 mod gpu_service;
+mod pools;
 mod settings;
 
 pub use exports::{oomph_alloc, oomph_free, oomph_memory_fraction, oomph_record_stream, oomph_reserved, oomph_reset};
+pub use pools::{oomph_begin_pool, oomph_driver_calls, oomph_end_pool, oomph_release_pool, oomph_serves_graphs};
 
 use std::{
     collections::BTreeMap,
@@ -26,6 +28,7 @@ use serde::Serialize;
 
 use self::{
     gpu_service::GpuService,
+    pools::PoolKey,
     settings::{OutOfMemorySignal, ServiceSettings},
 };
 use oomph_alloc::device::{DeviceSpecError, MissingCapabilities};
@@ -53,6 +56,12 @@ enum ServiceError {
     /// The device number is negative.
     #[error("there is no device {0}")]
     NoDevice(i32),
+    /// The end or release of a pool that did not begin.
+    #[error("pool {0:?} was not begun, or was released already")]
+    PoolNotBegun(PoolKey),
+    /// A graph is captured under a strategy that does not keep the rules of captures.
+    #[error("the strategy {0} serves no captured graphs; oomph and caching do")]
+    NoGraphs(String),
 }
 
 /// The allocator of a program, for all threads, streams and GPUs.
@@ -115,6 +124,16 @@ impl AllocatorService {
         let devices = self.all().iter().filter_map(|gpu| Some(gpu.try_lock().ok()?.statistics())).collect();
         let strategy = self.settings.strategy.to_string();
         ServiceStatistics { schema: 1, strategy, limit_bytes: self.settings.limit, devices }
+    }
+
+    /// Calls a GPU, which is opened if needed.
+    fn with_gpu<T>(
+        &self,
+        device: i32,
+        call: impl FnOnce(&mut GpuService) -> Result<T, ServiceError>,
+    ) -> Result<T, ServiceError> {
+        let gpu = self.gpu(device)?;
+        call(&mut lock(&gpu))
     }
 
     fn gpu(&self, device: i32) -> Result<Arc<Mutex<GpuService>>, ServiceError> {

@@ -325,6 +325,15 @@ pub enum Control<'a> {
     CaptureBegin,
     /// The capture of a CUDA graph ends.
     CaptureEnd,
+    /// Whether all memory stays where it is, free memory too: it is the memory of a captured graph, which writes there
+    /// whenever it is replayed. An instance that serves one pool of graphs gets this.
+    StayInPlace(bool),
+    /// Memory runs out during a capture: give cached memory back, but none that these streams used. A stream that is being
+    /// captured cannot be waited for.
+    TrimInCapture {
+        /// The streams that are being captured.
+        capturing: &'a [StreamId],
+    },
     /// Creates a pool, or adds a user to it.
     PoolRetain {
         /// The pool.

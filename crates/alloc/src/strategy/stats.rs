@@ -103,7 +103,7 @@ impl Stats {
     }
 
     /// Adds the counters of another part. Peaks are those of the sums that were seen.
-    pub(super) fn add(&mut self, part: &Stats) {
+    pub fn add(&mut self, part: &Stats) {
         for (sum, value) in [
             (&mut self.current.requested, part.current.requested),
             (&mut self.current.allocated, part.current.allocated),

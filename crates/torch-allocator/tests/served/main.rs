@@ -122,3 +122,26 @@ fn out_of_memory_is_null_or_an_exception() {
         assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{output:?}");
     }
 }
+
+/// A pool's key and filter arrive as C++ passes them, and the filter is not called after the pool has ended.
+#[test]
+fn pools_are_named_and_filtered_as_in_cpp() {
+    let Some(folder) = ProgramFolder::open() else { return };
+    let graphs = folder.0.path().join("graphs");
+    folder.compile(&["-std=c++17", "-lstdc++", "-ldl"], "graphs.cpp", &graphs);
+    for strategy in ["oomph", "caching"] {
+        let output = run(&graphs, &[], &[("OOMPH_STRATEGY", strategy)]);
+        let line = "asked 2 after the end 0 kept 40 apart 1 left 0\n";
+        assert_eq!(
+            String::from_utf8_lossy(&output.stdout),
+            format!("serves 1\n{line}{line}"),
+            "{strategy}: {output:?}"
+        );
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(errors.contains("oomph: pool (3, 5) was not begun, or was released already\n"), "{errors}");
+    }
+    let output = run(&graphs, &[], &[("OOMPH_STRATEGY", "bfc")]);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(String::from_utf8_lossy(&output.stdout).starts_with("serves 0\n"), "{output:?}");
+    assert!(errors.contains("oomph: the strategy bfc serves no captured graphs; oomph and caching do\n"), "{errors}");
+}

@@ -294,7 +294,8 @@ impl Strategy for Caching {
             Control::PoolRetain { pool, use_on_oom } => self.pool_retain(pool, use_on_oom),
             Control::PoolRelease { pool } => self.pool_release(pool),
             Control::PoolTrim { pool } => self.pool_trim(cx, pool),
-            Control::StepBegins(_) => Ok(()),
+            // PyTorch gives nothing back during a capture. Its pools keep their memory in place.
+            Control::StepBegins(_) | Control::StayInPlace(_) | Control::TrimInCapture { .. } => Ok(()),
         }
     }
 

@@ -9,6 +9,8 @@
 //! - Free blocks are found in constant time ([`FreeLists`]), and a block is one cache line.
 //! - Memory freed on one stream serves another before reserved memory grows: one event makes the
 //!   second stream wait for the first, on the device.
+//! - While a CUDA graph is captured, and in the memory of captured graphs, a request is served by free memory of its own
+//!   stream or by new memory: nothing is moved, given back, waited for or passed from stream to stream.
 //! - Driver calls are few: physical memory is created in large chunks, and neighbouring chunks are
 //!   mapped or unmapped in one call (`mapping`).
 //!
@@ -21,18 +23,17 @@ mod size_classes;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use self::{
     mapping::ChunkMapping,
     size_classes::{BEST_TRIES, PageClasses, QUANTUM},
 };
 use super::{
-    Attempt, Block, BlockView, Built, Caller, Context, Freed, Layout, Outcome, Parameter, Request, SegmentView, Setup,
-    Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent,
+    Attempt, Block, BlockView, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome, Parameter,
+    Request, SegmentView, Setup, Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent,
     deferred::Patience,
     parameters::{self, Setting},
-    plain_state,
     pooled::{FreeLists, MemoryPiece, NONE, PerStream, PieceState, PieceTable, WaitEvent},
 };
 use crate::device::Capabilities;
@@ -186,6 +187,13 @@ struct OomphAllocator {
     gaps: BTreeMap<u64, u32>,
     mapping: ChunkMapping,
     wait_event: WaitEvent,
+    /// Captures of CUDA graphs that are under way.
+    captures: u32,
+    /// Whether all memory belongs to captured graphs.
+    in_place: bool,
+    /// Blocks that other streams use, freed during a capture. An event of a capturing stream cannot be waited for, so they
+    /// wait for the end of the capture first.
+    postponed: VecDeque<u32>,
     counters: OomphCounters,
     stats: Stats,
 }
@@ -206,6 +214,9 @@ impl OomphAllocator {
             gaps: BTreeMap::new(),
             mapping: ChunkMapping::default(),
             wait_event: WaitEvent::default(),
+            captures: 0,
+            in_place: false,
+            postponed: VecDeque::new(),
             counters: OomphCounters::default(),
             stats: Stats::default(),
         }
@@ -248,7 +259,9 @@ impl OomphAllocator {
     ) -> Result<Attempt, StrategyError> {
         let stream = request.stream;
         let mut found = self.find_slowly(cx, stream, rounded)?;
-        let retried = found.is_none() && (!self.blocks.deferred.is_empty() || self.would_suffice(cx, rounded));
+        let may_wait = self.captures == 0;
+        let retried =
+            found.is_none() && may_wait && (!self.blocks.deferred.is_empty() || self.would_suffice(cx, rounded));
         if retried {
             cx.sink.event(StrategyEvent::Retry { rounded });
             self.stats.retries += 1;
@@ -257,7 +270,7 @@ impl OomphAllocator {
                 found = self.find_slowly(cx, stream, rounded)?;
             }
             if found.is_none() && self.would_suffice(cx, rounded) {
-                self.release_cached(cx)?;
+                self.release_cached(cx, &[])?;
                 found = self.find_slowly(cx, stream, rounded)?;
             }
         }
@@ -279,7 +292,7 @@ impl OomphAllocator {
     /// large for the gaps where they are needed; given back, they become memory for other chunks.
     fn would_suffice(&self, cx: &Context<'_>, rounded: u64) -> bool {
         let cached = self.stats.current.reserved - self.stats.current.active;
-        cached > 0 && cached.saturating_add(cx.device.free_bytes()) >= round_up(rounded, self.page)
+        !self.is_fixed() && cached > 0 && cached.saturating_add(cx.device.free_bytes()) >= round_up(rounded, self.page)
     }
 
     /// A free block for the stream, in no list, by all means except waiting for deferred frees; and
@@ -300,15 +313,39 @@ impl OomphAllocator {
         self.find_in_pages(cx, stream, rounded)
     }
 
-    /// Completes the frees whose streams are done.
+    /// Whether free memory serves only its own stream and stays where it is.
+    fn is_fixed(&self) -> bool {
+        self.captures > 0 || self.in_place
+    }
+
+    /// Completes the frees whose streams are done; none during a capture.
     #[cold]
     fn complete_frees(&mut self, cx: &mut Context<'_>, patience: Patience) -> Result<(), StrategyError> {
+        if self.captures > 0 {
+            return Ok(());
+        }
+        while let Some(&slot) = self.postponed.front() {
+            self.free_postponed(cx, slot)?;
+            self.postponed.pop_front();
+        }
         let (completed, result) = self.blocks.completed(cx.device, patience);
         for slot in completed {
             self.blocks.report_completed(cx, &mut self.stats, slot);
             self.free_block(slot);
         }
         Ok(result?)
+    }
+
+    /// A block that was freed during a capture waits for its streams, except for those that used it in the capture alone:
+    /// their work is part of the graph.
+    fn free_postponed(&mut self, cx: &mut Context<'_>, slot: u32) -> Result<(), StrategyError> {
+        if self.blocks.end_capture(slot) {
+            return Ok(self.blocks.free_later(cx.device, slot)?);
+        }
+        self.blocks.forget_uses(slot);
+        self.blocks.report_completed(cx, &mut self.stats, slot);
+        self.free_block(slot);
+        Ok(())
     }
 
     fn is_mapped(&self, slot: u32) -> bool {
@@ -338,7 +375,7 @@ impl Strategy for OomphAllocator {
         if request.bytes > self.device_bytes {
             return Ok(Attempt::OutOfMemory(Shortage::of_size(request.bytes)));
         }
-        if !self.blocks.deferred.is_empty() {
+        if !self.blocks.deferred.is_empty() || !self.postponed.is_empty() {
             self.complete_frees(cx, Patience::Poll)?;
         }
         let rounded = round_up(request.bytes, QUANTUM);
@@ -356,7 +393,12 @@ impl Strategy for OomphAllocator {
         let piece = self.blocks.live(&block)?;
         let (size, requested) = (piece.size, piece.requested);
         if piece.is_shared() {
-            self.blocks.free_later(cx.device, block.slot)?;
+            if self.captures > 0 {
+                self.blocks[block.slot].state = PieceState::Pending;
+                self.postponed.push_back(block.slot);
+            } else {
+                self.blocks.free_later(cx.device, block.slot)?;
+            }
             self.stats.on_free(size);
             return Ok(Freed::Later);
         }
@@ -367,14 +409,39 @@ impl Strategy for OomphAllocator {
     }
 
     fn used_on(&mut self, _: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
-        self.blocks.note_use(block, stream, false)
+        self.blocks.note_use(block, stream, self.captures > 0)
     }
 
-    plain_state!();
+    fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError> {
+        match *command {
+            Control::CaptureBegin => self.captures += 1,
+            Control::CaptureEnd => self.captures = self.captures.saturating_sub(1),
+            Control::StayInPlace(stays) => self.in_place = stays,
+            Control::TrimInCapture { capturing } if !self.in_place => self.release_cached(cx, capturing)?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn serves_pools(&self) -> bool {
+        false
+    }
+
+    fn resume_from(&mut self, _: &mut Context<'_>, _: &InitialLayout) -> Result<Option<Vec<Block>>, StrategyError> {
+        Ok(None)
+    }
+
+    fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    fn fork(&self) -> Option<Box<dyn Strategy>> {
+        Some(Box::new(self.clone()))
+    }
 
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         self.complete_frees(cx, Patience::Wait)?;
-        self.release_cached(cx)
+        if self.is_fixed() { Ok(()) } else { self.release_cached(cx, &[]) }
     }
 
     fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {

@@ -20,6 +20,10 @@ use oomph_base::{Address, StreamId, round_up};
 /// large gap.
 const RANGE_PER_DEVICE: u64 = 4;
 
+/// Where nothing moves, a range has this part of the device's memory. A program may have hundreds of pools, and all
+/// addresses are 128 TiB.
+const RANGES_IN_PLACE: u64 = 16;
+
 /// Neighbouring free blocks and gaps, in address order.
 type FreeRun = Vec<RunPart>;
 
@@ -124,11 +128,14 @@ impl OomphAllocator {
         {
             return Ok(Some((slot, false)));
         }
-        if let Some(slot) = self.take_over(cx, stream, bytes)? {
+        if !self.is_fixed()
+            && let Some(slot) = self.take_over(cx, stream, bytes)?
+        {
             return Ok(Some((slot, false)));
         }
         self.mapping.mend(cx.device)?;
-        let runs = self.runs();
+        let fixed = self.is_fixed();
+        let runs = self.runs(|owner| !fixed || owner == stream);
         let (slot, created) = match self.joined(&runs, bytes) {
             Some(slot) => (slot, false),
             None => {
@@ -146,9 +153,10 @@ impl OomphAllocator {
         Ok(united.map(|slot| (slot, created)))
     }
 
-    /// All free blocks and gaps of the page heap, neighbours together, in address order.
-    fn runs(&self) -> Vec<FreeRun> {
-        let free = self.free.iter().flat_map(|free| free.pages.iter(&self.blocks));
+    /// All gaps of the page heap and the free blocks of the wanted streams, neighbours together, in address order.
+    fn runs(&self, wanted: impl Fn(StreamId) -> bool) -> Vec<FreeRun> {
+        let free = self.free.iter().zip(0u16..).filter(|&(_, stream)| wanted(StreamId(stream)));
+        let free = free.flat_map(|(free, _)| free.pages.iter(&self.blocks));
         let mut slots: Vec<u32> = free.chain(self.gaps.values().copied()).collect();
         slots.sort_unstable_by_key(|&slot| self.blocks[slot].address);
         let mut runs: Vec<FreeRun> = Vec::new();
@@ -204,7 +212,12 @@ impl OomphAllocator {
 
     /// Addresses for a request that fits nowhere.
     fn new_range(&mut self, cx: &mut Context<'_>, bytes: u64) -> Result<PlacementSite, DeviceError> {
-        let range = round_up(self.device_bytes, self.page) * RANGE_PER_DEVICE;
+        let device = round_up(self.device_bytes, self.page);
+        let range = if self.in_place {
+            round_up(bytes.max(device / RANGES_IN_PLACE), self.page)
+        } else {
+            device * RANGE_PER_DEVICE
+        };
         let base = self.mapping.reserve(cx.device, range)?;
         let gap =
             MemoryPiece { note: NONE, state: PieceState::Unmapped, ..MemoryPiece::new(base, range, StreamId::DEFAULT) };
@@ -222,8 +235,12 @@ impl OomphAllocator {
         self.mapping.release_loose(cx.device)?;
         let room = site.limit - site.fill.0;
         let mut taken = Vec::new();
-        let grown = self.may_grow(site.missing()) && self.create(cx, site.missing(), room)?;
+        let may_grow = self.is_fixed() || self.may_grow(site.missing());
+        let grown = may_grow && self.create(cx, site.missing(), room)?;
         if !grown {
+            if self.is_fixed() {
+                return Ok(None);
+            }
             taken = choose_chunks(self.free_chunks(runs, site.kept), site.missing(), room);
             let moved: u64 = taken.iter().map(FreeChunks::bytes).sum();
             let shortfall = site.missing().saturating_sub(moved);
@@ -496,17 +513,18 @@ impl OomphAllocator {
 
 /// Giving memory back to the device.
 impl OomphAllocator {
-    /// Gives back every wholly free chunk of all streams.
-    pub(super) fn release_cached(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
+    /// Gives back every wholly free chunk of all streams but those in `except`.
+    pub(super) fn release_cached(&mut self, cx: &mut Context<'_>, except: &[StreamId]) -> Result<(), StrategyError> {
         self.mapping.mend(cx.device)?;
         self.return_empty_slabs();
-        let candidates = self.free_chunks(&self.runs(), (0, 0));
+        let candidates = self.free_chunks(&self.runs(|stream| !except.contains(&stream)), (0, 0));
         self.unmap_chunks(cx, &candidates)?;
         Ok(self.mapping.release_loose(cx.device)?)
     }
 
     /// Gives everything back, live blocks included.
     pub(super) fn release_everything(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
+        (self.captures, self.in_place) = (0, false);
         self.complete_frees(cx, Patience::Wait)?;
         self.blocks.deferred.destroy_idle_events(cx.device)?;
         self.wait_event.destroy(cx.device)?;
@@ -523,7 +541,7 @@ impl OomphAllocator {
             self.stats.on_free(size);
             self.stats.on_reusable(requested, size);
         }
-        self.release_cached(cx)?;
+        self.release_cached(cx, &[])?;
         while let Some(base) = self.mapping.release_range(cx.device)? {
             if let Some(gap) = self.gaps.remove(&base) {
                 self.blocks.remove(gap);

@@ -199,6 +199,34 @@ impl Drop for ContextGuard {
     }
 }
 
+/// Allows this thread, until it is dropped, calls that are forbidden while any stream of the program is being captured:
+/// memory is taken, mapped and given back, and events are queried. Such a call without it fails and spoils the capture.
+/// Calls on a stream that is being captured stay forbidden.
+#[derive(Debug)]
+pub(super) struct CaptureLeave {
+    before: Option<sys::CUstreamCaptureMode>,
+}
+
+impl CaptureLeave {
+    /// Nothing changes unless `needed`; an old driver has no such modes.
+    pub(super) fn take(needed: bool) -> CaptureLeave {
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        let exchanged = needed
+            // SAFETY: a device that needs this has looked the call up; the pointer is to a live mode.
+            && succeed(unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }).is_ok();
+        CaptureLeave { before: exchanged.then_some(mode) }
+    }
+}
+
+impl Drop for CaptureLeave {
+    fn drop(&mut self) {
+        if let Some(mut mode) = self.before {
+            // SAFETY: as above, and the driver gave this mode. A failure is ignored.
+            unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+        }
+    }
+}
+
 /// The name of a GPU. Needs no context.
 pub(super) fn name_of(ordinal: u32) -> Result<String, String> {
     Ok(name(device_of(ordinal)?).unwrap_or_else(|| UNNAMED.to_owned()))

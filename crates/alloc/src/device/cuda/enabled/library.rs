@@ -65,6 +65,9 @@ pub(super) const VIRTUAL_MEMORY: &[&CStr] = &[
     c"cuMemUnmap",
 ];
 
+/// What calls during the capture of a stream need (drivers from CUDA 10.1 on).
+pub(super) const CAPTURE_MODES: &[&CStr] = &[c"cuThreadExchangeStreamCaptureMode"];
+
 /// What stream-ordered pools need (drivers from CUDA 11.2 on).
 pub(super) const POOLS: &[&CStr] = &[
     c"cuDeviceGetDefaultMemPool",

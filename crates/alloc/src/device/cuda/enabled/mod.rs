@@ -30,7 +30,7 @@ pub use library::look_for_toolkit_in;
 pub use survey::survey;
 
 use self::{
-    context::{GpuContext, StreamOwner, StreamTable, device_error, succeed},
+    context::{CaptureLeave, GpuContext, StreamOwner, StreamTable, device_error, succeed},
     memory::{PinnedMemory, PlainMemory},
     patterns::PatternBatches,
     pools::DriverPools,
@@ -114,6 +114,8 @@ pub fn footprint(ordinal: u32) -> Result<Footprint, Unavailable> {
 pub struct CudaDevice {
     props: DeviceProps,
     context: &'static GpuContext,
+    /// Whether the program may be capturing a stream whenever it calls.
+    serves_captures: bool,
     opened: Instant,
     ledger: CallLedger,
     /// As of the last driver query.
@@ -139,6 +141,9 @@ impl CudaDevice {
     }
 
     fn with_streams_of(owner: StreamOwner, ordinal: u32) -> Result<CudaDevice, Unavailable> {
+        library::initialise().map_err(Unavailable)?;
+        let serves_captures = owner == StreamOwner::Program && library::has(library::CAPTURE_MODES);
+        let _leave = CaptureLeave::take(serves_captures);
         let context = GpuContext::of(ordinal).map_err(Unavailable)?;
         let page_bytes = context.granularity_bytes.unwrap_or(USUAL_PAGE_BYTES);
         let free = context.enter().and_then(|()| context::memory_info());
@@ -161,6 +166,7 @@ impl CudaDevice {
                 clock: DeviceClock::Wall,
             },
             context,
+            serves_captures,
             opened: Instant::now(),
             ledger: CallLedger::default(),
             free_bytes,
@@ -179,6 +185,7 @@ impl CudaDevice {
     #[inline]
     fn drive(&mut self, call: CallKind, requested: u64, make: impl FnOnce() -> CUresult) -> Result<(), DeviceError> {
         let entered = self.context.enter();
+        let _leave = CaptureLeave::take(self.serves_captures);
         let begin = Instant::now();
         let code = entered.map_or_else(|code| code, |()| make());
         let time = Nanos(begin.elapsed().as_nanos() as u64);
