@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, Optional, Union
 
+from . import allocator_stats
+
 LIBRARY_VARIABLE = "OOMPH_LIBRARY"
 _NAME = "liboomph.so"
 # Run in another process: the library reads the variables once, and keeps an error.
@@ -23,8 +25,8 @@ def use_allocator(strategy: str = "oomph", *, limit: Union[str, int, None] = Non
     limit: the most memory to hold on each GPU, such as "20GiB" or a number of bytes.
 
     Call it before the program uses the GPU for the first time: PyTorch cannot change its allocator
-    later. PyTorch's own statistics and its recorder do not work with other allocators, so
-    `oomph.record()` does not, either.
+    later. PyTorch's statistics, snapshots and recorder are replaced by those of `liboomph.so`
+    (`oomph.memory_stats`), so programs that use them run unchanged, and `oomph.record()` works.
 
     ImportError: PyTorch cannot be imported. ValueError: the strategy or the limit is wrong.
     RuntimeError: it is too late, there is no GPU, or PyTorch is too old.
@@ -38,7 +40,9 @@ def use_allocator(strategy: str = "oomph", *, limit: Union[str, int, None] = Non
     _check_settings(library, settings)
     torch = _import_torch()
     _check_torch(torch)
-    os.environ.update(settings)
+    # Whose allocator the line at exit compares with.
+    release = ".".join(str(torch.__version__).split(".")[:2])
+    os.environ.update({**settings, "OOMPH_TORCH_RELEASE": release})
     functions = ctypes.CDLL(library)
     allocator = torch.cuda.memory.CUDAPluggableAllocator(library, "oomph_alloc", "oomph_free")
     hooks = allocator.allocator()
@@ -46,6 +50,7 @@ def use_allocator(strategy: str = "oomph", *, limit: Union[str, int, None] = Non
     hooks.set_reset_fn(_address(functions, "oomph_reset"))
     hooks.set_memory_fraction_fn(_address(functions, "oomph_memory_fraction"))
     torch.cuda.memory.change_current_allocator(allocator)
+    allocator_stats.install(torch, functions)
 
 
 def find_library() -> str:

@@ -10,22 +10,33 @@
 //! time. The environment selects the strategy ([`ServiceSettings`]): a library that PyTorch loads
 //! has no command line.
 
+mod comparison;
 mod exports;
 mod gpu_service;
+mod history;
 mod settings;
 
 pub use exports::{oomph_alloc, oomph_free, oomph_memory_fraction, oomph_record_stream, oomph_reserved, oomph_reset};
+pub use exports::{
+    oomph_on_out_of_memory, oomph_record, oomph_reset_peaks, oomph_reset_totals, oomph_snapshot, oomph_statistics,
+    oomph_text_free,
+};
 
 use std::{
     collections::BTreeMap,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use serde::Serialize;
 
 use self::{
+    comparison::NativeVerdict,
     gpu_service::GpuService,
+    history::{GpuSnapshot, HistorySettings, StackTable, StackTexts, VALUES},
     settings::{OutOfMemorySignal, ServiceSettings},
 };
 use oomph_alloc::device::{DeviceSpecError, MissingCapabilities};
@@ -61,25 +72,40 @@ struct AllocatorService {
     settings: ServiceSettings,
     /// By device number. A GPU stays open once it was opened.
     gpus: Mutex<BTreeMap<i32, Arc<Mutex<GpuService>>>>,
+    /// The history that is kept now.
+    history: Mutex<Option<HistorySettings>>,
+    /// Whether the stacks of requests are kept.
+    with_stacks: AtomicBool,
+    stacks: Mutex<StackTable>,
 }
 
 impl AllocatorService {
     /// Opens nothing yet: a GPU is opened by the first request for its memory.
     fn new(settings: ServiceSettings) -> AllocatorService {
-        AllocatorService { settings, gpus: Mutex::default() }
+        AllocatorService {
+            settings,
+            gpus: Mutex::default(),
+            history: Mutex::default(),
+            with_stacks: AtomicBool::new(false),
+            stacks: Mutex::default(),
+        }
     }
 
     /// A block of at least this size, ordered on the stream with this handle; `None` where memory
     /// has run out.
     fn alloc(&self, bytes: u64, device: i32, stream: u64) -> Result<Option<Address>, ServiceError> {
+        // Before any lock is taken: it may wait for Python's.
+        let stack = self.with_stacks.load(Ordering::Relaxed).then(|| history::capture(&self.stacks));
         let gpu = self.gpu(device)?;
-        lock(&gpu).alloc(bytes, stream)
+        let mut gpu = lock(&gpu);
+        gpu.watch.caller = stack.unwrap_or_default();
+        gpu.alloc(bytes, stream)
     }
 
-    /// Frees a block.
-    fn free(&self, address: Address, device: i32, stream: u64) -> Result<(), ServiceError> {
+    /// Frees a block of a request for `bytes`.
+    fn free(&self, address: Address, bytes: u64, device: i32, stream: u64) -> Result<(), ServiceError> {
         let gpu = self.opened(device).ok_or(ServiceError::Unknown(address))?;
-        lock(&gpu).free(address, stream)
+        lock(&gpu).free(address, bytes, stream)
     }
 
     /// Notes that a block is also used on the stream with this handle. PyTorch's interface does not
@@ -109,6 +135,24 @@ impl AllocatorService {
         self.opened(device).map_or(0, |gpu| lock(&gpu).reserved())
     }
 
+    /// The counters of a GPU; zeros for one that was not used yet.
+    fn values(&self, device: i32) -> [u64; VALUES] {
+        self.opened(device).map_or([0; VALUES], |gpu| lock(&gpu).values())
+    }
+
+    /// Begins a history on all GPUs, or ends it.
+    fn record(&self, history: Option<HistorySettings>, with_stacks: bool, clear: bool) {
+        *lock(&self.history) = history;
+        self.with_stacks.store(with_stacks && history.is_some(), Ordering::Relaxed);
+        self.all().iter().for_each(|gpu| lock(gpu).watch.record(history, clear));
+    }
+
+    /// The memory of all GPUs now, and their history.
+    fn snapshot(&self, events: bool) -> ServiceSnapshot {
+        let devices = self.all().iter().map(|gpu| lock(gpu).snapshot(events)).collect();
+        ServiceSnapshot { strategy: self.settings.strategy.to_string(), devices, stacks: lock(&self.stacks).texts() }
+    }
+
     /// The statistics of every GPU. A GPU where a call hangs is left out, because this is called
     /// when the program ends.
     fn statistics(&self) -> ServiceStatistics {
@@ -125,7 +169,7 @@ impl AllocatorService {
         if let Some(gpu) = gpus.get(&device) {
             return Ok(Arc::clone(gpu));
         }
-        let gpu = Arc::new(Mutex::new(GpuService::open(device, &self.settings)?));
+        let gpu = Arc::new(Mutex::new(GpuService::open(device, &self.settings, *lock(&self.history))?));
         gpus.insert(device, Arc::clone(&gpu));
         Ok(gpu)
     }
@@ -143,6 +187,15 @@ impl AllocatorService {
 /// state consistent through every error.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What `oomph_snapshot` returns, as JSON.
+#[derive(Debug, Serialize)]
+struct ServiceSnapshot {
+    strategy: String,
+    devices: Vec<GpuSnapshot>,
+    #[serde(flatten)]
+    stacks: StackTexts,
 }
 
 /// Statistics of all GPUs, written when the program ends.
@@ -173,12 +226,47 @@ struct GpuStatistics {
     stats: Stats,
     /// The strategy's own counters.
     details: BTreeMap<String, u64>,
+    /// What PyTorch's own allocator would have done, if that was asked for.
+    native: Option<NativeVerdict>,
+}
+
+impl GpuStatistics {
+    /// The sentence that compares with PyTorch's own allocator.
+    fn write_comparison(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(native) = &self.native else { return Ok(()) };
+        let own = self.stats.peak.reserved;
+        write!(f, "oomph: device {}: peak reserved {}; ", self.device, Bytes(own))?;
+        match native {
+            NativeVerdict::Unknown(reason) => {
+                writeln!(f, "what PyTorch's own allocator would have reserved is not known: {reason}")
+            }
+            NativeVerdict::RanOut { requests } => {
+                let plural = if *requests == 1 { "" } else { "s" };
+                writeln!(f, "PyTorch's own allocator would have failed to serve {requests} of the same request{plural}")
+            }
+            &NativeVerdict::Served { peak_reserved, depends_on_time } => {
+                let about = if depends_on_time { "about " } else { "" };
+                let percent = (peak_reserved as f64 / own.max(1) as f64 - 1.0) * 100.0;
+                let difference = match percent.round().abs() {
+                    0.0 => "the same within 0.5 %".to_owned(),
+                    percent if peak_reserved > own => format!("{percent:.0} % more"),
+                    percent => format!("{percent:.0} % less"),
+                };
+                writeln!(
+                    f,
+                    "PyTorch's own allocator would have reserved {about}{} for the same requests ({difference})",
+                    Bytes(peak_reserved)
+                )
+            }
+        }
+    }
 }
 
 impl fmt::Display for ServiceStatistics {
-    /// One line per GPU.
+    /// One line per GPU, and one that compares.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for GpuStatistics { device, name, stats, .. } in &self.devices {
+        for gpu in &self.devices {
+            let GpuStatistics { device, name, stats, .. } = gpu;
             let [reserved, allocated] = [stats.peak.reserved, stats.peak.allocated].map(Bytes);
             writeln!(
                 f,
@@ -186,6 +274,7 @@ impl fmt::Display for ServiceStatistics {
                  {} allocs, {} frees, {} live, {} retries, {} out of memory",
                 self.strategy, stats.allocs, stats.frees, stats.live_blocks, stats.retries, stats.ooms
             )?;
+            gpu.write_comparison(f)?;
         }
         Ok(())
     }
@@ -205,6 +294,6 @@ mod tests {
         let service = AllocatorService::new(ServiceSettings::read(variables).unwrap());
         let block = service.alloc(1 << 20, 0, 0).unwrap().unwrap();
         assert_eq!(service.reserved(0), 2 << 20);
-        service.free(block, 0, 0).unwrap();
+        service.free(block, 1 << 20, 0, 0).unwrap();
     }
 }
