@@ -651,3 +651,32 @@ mod python {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stacks_are_kept_once() {
+        let mut table = StackTable::default();
+        let key = |code, place| FrameKey { code, place };
+        let mut described = 0;
+        let mut intern = |keys: &[FrameKey]| {
+            table.intern(keys, |key| {
+                described += 1;
+                (format!("file{}", key.code), key.place, "f".to_owned())
+            })
+        };
+        let stacks = [
+            intern(&[key(1, 4), key(2, 8)]),
+            intern(&[key(1, 6), key(2, 8)]),
+            intern(&[key(1, 4), key(2, 8)]),
+            intern(&[]),
+        ];
+        assert_eq!(stacks.map(|stack| stack.0), [1, 2, 1, 0]);
+        assert_eq!(described, 3);
+        let texts = table.texts();
+        assert_eq!(texts.stacks, [vec![], vec![0, 1], vec![2, 1]]);
+        assert_eq!((texts.frames[2].0.as_str(), texts.frames[2].1, texts.without_stack), ("file1", 6, 1));
+    }
+}
