@@ -180,9 +180,7 @@ def test_trainer_finds_the_functions_of_pytorch(
         return done.stdout
 
     inspected: Dict[str, Any] = json.loads(ask("inspect", "--format", "json"))
-    while isinstance(inspected, list):
-        inspected = inspected[0]
-    about = inspected["recording"]
+    about = inspected["rows"][0]["recording"]
     assert about["other_allocator"] == "oomph:oomph"
     allocated_blocks = next(one for one in about["blocks"] if one["kind"] == "allocated")
     assert allocated_blocks["bytes"] == allocated
