@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .allocator import use_allocator
+    from .allocator_stats import memory_stats, memory_summary
+    from .allocator_stats import reset_accumulated_memory_stats, reset_peak_memory_stats
     from .answers import Advice, Inspection, Leaks, Rehearsal, Replay
     from .answers import advise, inspect, leaks, rehearse, replay
     from .binary import OomphError
@@ -35,9 +37,13 @@ __all__ = [
     "advise",
     "inspect",
     "leaks",
+    "memory_stats",
+    "memory_summary",
     "record",
     "rehearse",
     "replay",
+    "reset_accumulated_memory_stats",
+    "reset_peak_memory_stats",
     "use_allocator",
 ]
 
@@ -52,9 +58,13 @@ _MODULES = {
     "advise": "answers",
     "inspect": "answers",
     "leaks": "answers",
+    "memory_stats": "allocator_stats",
+    "memory_summary": "allocator_stats",
     "record": "recording",
     "rehearse": "answers",
     "replay": "answers",
+    "reset_accumulated_memory_stats": "allocator_stats",
+    "reset_peak_memory_stats": "allocator_stats",
     "use_allocator": "allocator",
 }
 

@@ -11,7 +11,7 @@ import warnings
 from pathlib import Path
 from typing import Any, Dict, Optional, Union
 
-from . import refusals
+from . import allocator_stats, refusals
 
 LIBRARY_VARIABLE = "OOMPH_LIBRARY"
 _NAME = "liboomph.so"
@@ -33,11 +33,12 @@ def use_allocator(
     PyTorch's own allocator, and are an error otherwise.
 
     Call it before the program uses the GPU for the first time: PyTorch cannot change its allocator
-    later. PyTorch's own statistics and its recorder do not work with other allocators, so
-    `oomph.record()` does not, either. CUDA graphs work under the strategies oomph and caching, whether
-    captured by hand, by `make_graphed_callables` or by `torch.compile` without trees. Three things
-    need PyTorch's own allocator and raise RuntimeError when they are used: trees of graphs,
-    `torch.cuda.MemPool`, and CUDA tensors that are sent to other processes.
+    later. PyTorch's statistics, snapshots and recorder are replaced by those of `liboomph.so`
+    (`oomph.memory_stats`), so programs that use them run unchanged, and `oomph.record()` works. CUDA
+    graphs work under the strategies oomph and caching, whether captured by hand, by
+    `make_graphed_callables` or by `torch.compile` without trees. Three things need PyTorch's own
+    allocator and raise RuntimeError when they are used: trees of graphs, `torch.cuda.MemPool`, and
+    CUDA tensors that are sent to other processes.
 
     ImportError: PyTorch cannot be imported. ValueError: the strategy or the limit is wrong.
     RuntimeError: it is too late, there is no GPU, or PyTorch is too old.
@@ -51,7 +52,9 @@ def use_allocator(
     _check_settings(library, settings)
     torch = _import_torch()
     _check_torch(torch)
-    os.environ.update(settings)
+    # Whose allocator the line at exit compares with.
+    release = ".".join(str(torch.__version__).split(".")[:2])
+    os.environ.update({**settings, "OOMPH_TORCH_RELEASE": release})
     functions = ctypes.CDLL(library)
     allocator = torch.cuda.memory.CUDAPluggableAllocator(library, "oomph_alloc", "oomph_free")
     hooks = allocator.allocator()
@@ -60,6 +63,7 @@ def use_allocator(
     hooks.set_memory_fraction_fn(_address(functions, "oomph_memory_fraction"))
     refusals.install(torch, library, _serve_graphs(torch, hooks, functions, strategy), cudagraph_trees)
     torch.cuda.memory.change_current_allocator(allocator)
+    allocator_stats.install(torch, functions)
 
 
 def _serve_graphs(torch: Any, hooks: Any, functions: ctypes.CDLL, strategy: str) -> Optional[str]:

@@ -358,6 +358,9 @@ struct RecordingFacts {
     devices: Vec<u32>,
     settings: String,
     settings_from: SettingsOrigin,
+    /// The allocator that replaced PyTorch's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    other_allocator: Option<String>,
     release: Release,
     release_known_by: String,
     entries: BTreeMap<&'static str, u64>,
@@ -418,6 +421,7 @@ impl RecordingFacts {
             devices: recording.devices.clone(),
             settings: recording.settings.compact_conf(),
             settings_from: recording.settings_from,
+            other_allocator: recording.settings.other_allocator().map(|name| FileText::from(name).to_string()),
             release: recording.release.assumed(),
             release_known_by: recording.release.to_string(),
             entries,
@@ -502,6 +506,9 @@ fn recording_text(about: &RecordingFacts) -> String {
         out += &line("device", &format!("{} of {}; --device-index chooses", about.device_index, devices.join(", ")));
     }
     out += &line("PyTorch", &about.release_known_by);
+    if let Some(allocator) = &about.other_allocator {
+        out += &line("allocator", &format!("{allocator}, not PyTorch's: settings are those that PyTorch's would have"));
+    }
     out += &line("settings", &settings_text(about));
     let entries: Vec<String> = about.entries.iter().map(|(name, count)| format!("{count} {name}")).collect();
     out += &line("recorded", &entries.join(", "));

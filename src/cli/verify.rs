@@ -32,7 +32,8 @@ use crate::{
 /// recording; every entry, the memory at the end and PyTorch's counters are compared.
 ///
 /// One line per recording: EXACT; PARTIAL if the recording does not contain enough to decide;
-/// DIVERGED with the first difference; FAILED if it cannot be read.
+/// DIVERGED with the first difference; FAILED if it cannot be read; CONSISTENT if another allocator
+/// replaced PyTorch's: then its entries are compared with each other and with the memory at the end.
 ///
 /// With --on, a device is compared instead: does this GPU agree with the simulated one, decision by
 /// decision?
@@ -182,6 +183,8 @@ enum VerifyResult {
     Diverged,
     #[default]
     Failed,
+    /// Another allocator replaced PyTorch's, and its entries agree with each other.
+    Consistent,
 }
 
 impl VerifyResult {
@@ -191,6 +194,7 @@ impl VerifyResult {
             VerifyResult::Partial => "PARTIAL",
             VerifyResult::Diverged => "DIVERGED",
             VerifyResult::Failed => "FAILED",
+            VerifyResult::Consistent => "CONSISTENT",
         }
     }
 }
@@ -209,6 +213,12 @@ impl VerifyRow {
     fn of(path: &Path, recording: &Recording, limit_bytes: Option<u64>, verification: Verification) -> VerifyRow {
         let (result, mut reasons, divergence) = match verification.verdict {
             Verdict::Exact => (VerifyResult::Exact, Vec::new(), None),
+            // The only reason is that it is of another allocator.
+            Verdict::Partial { reasons, .. }
+                if recording.settings.other_allocator().is_some() && reasons.len() == 1 =>
+            {
+                (VerifyResult::Consistent, reasons, None)
+            }
             Verdict::Partial { reasons, divergence } => (VerifyResult::Partial, reasons, divergence),
             Verdict::Diverged(divergence) => (VerifyResult::Diverged, Vec::new(), Some(divergence)),
         };
@@ -440,6 +450,8 @@ fn text(rows: &[VerifyRow]) -> String {
             parts.extend(changes.map(|change| {
                 format!("explained by settings changed before entry {}: {}", change.entry, change.change)
             }));
+        } else if row.result == VerifyResult::Consistent {
+            parts.push(format!("{} entries agree with each other and with the memory at the end", row.entries));
         } else if row.result != VerifyResult::Failed {
             let passed_over = row.beginning.map_or(0, |before| before.entries_passed_over);
             parts.push(format!("{} of {} entries agree", row.entries_agreed, row.entries - passed_over));
@@ -455,7 +467,7 @@ fn text(rows: &[VerifyRow]) -> String {
     let total: usize = rows.iter().map(|row| row.entries_agreed).sum();
     let recordings = if rows.len() == 1 { "recording" } else { "recordings" };
     let _ = write!(out, "{} {recordings}, {total} entries agree: {} exact", rows.len(), count(VerifyResult::Exact));
-    for result in [VerifyResult::Partial, VerifyResult::Diverged, VerifyResult::Failed] {
+    for result in [VerifyResult::Consistent, VerifyResult::Partial, VerifyResult::Diverged, VerifyResult::Failed] {
         if count(result) > 0 {
             let _ = write!(out, ", {} {}", count(result), result.word().to_lowercase());
         }

@@ -37,7 +37,7 @@ const HEADINGS: [&str; 9] = [
 
 /// Where a replay reserves something else than the recorded program did.
 const AS_RECORDED: &str = "as recorded: a replay reserves another amount, because a recording does not contain the memory \
-                           fraction. What is stuck in the cache is unknown";
+                           fraction, or was made under another allocator. What is stuck in the cache is unknown";
 /// Below growing blocks that are named by their size.
 pub(super) const WITHOUT_STACKS: &str =
     "no call stacks were recorded: record with stacks=\"python\", as `oomph record` does";

@@ -79,6 +79,15 @@ impl RecordedSettings {
         self.values.iter().find(|(known, _)| &**known == name).map(|(_, value)| value)
     }
 
+    /// The allocator that replaced PyTorch's, if the file names one: `liboomph.so` writes `oomph:` and its strategy.
+    #[must_use]
+    pub fn other_allocator(&self) -> Option<&str> {
+        match self.get("allocator") {
+            Some(RecordedValue::Text(text)) => Some(text),
+            _ => None,
+        }
+    }
+
     /// The text that the program configured its allocator with.
     #[must_use]
     pub fn conf(&self) -> &str {
@@ -139,6 +148,13 @@ mod tests {
 
     fn recorded(values: Vec<(&str, RecordedValue)>) -> RecordedSettings {
         RecordedSettings { values: values.into_iter().map(|(name, value)| (name.into(), value)).collect() }
+    }
+
+    #[test]
+    fn another_allocator_is_named() {
+        let named = recorded(vec![("allocator", RecordedValue::Text("oomph:oomph".into()))]);
+        assert_eq!(named.other_allocator(), Some("oomph:oomph"));
+        assert_eq!(RecordedSettings::of_text("max_split_size_mb:64").other_allocator(), None);
     }
 
     #[test]

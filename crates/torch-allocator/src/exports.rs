@@ -5,14 +5,15 @@
 
 use std::{
     env,
-    ffi::{c_int, c_void},
+    ffi::{CString, c_char, c_int, c_void},
     io::{self, Write},
     panic::{AssertUnwindSafe, catch_unwind},
     ptr,
     sync::OnceLock,
 };
 
-use super::{AllocatorService, OutOfMemorySignal, ServiceError, ServiceSettings};
+use super::{AllocatorService, OutOfMemorySignal, ServiceError, ServiceSettings, history::HistorySettings, lock};
+use crate::history::VALUES;
 use oomph_alloc::plugin::cpp_function;
 use oomph_base::{Address, write_file};
 
@@ -44,6 +45,9 @@ fn allocate(bytes: usize, device: c_int, stream: *mut c_void) -> Result<*mut c_v
         return Ok(ptr::with_exposed_provenance_mut(address.0 as usize));
     }
     let service = SERVICE.get().and_then(Option::as_ref);
+    if served.is_some() {
+        tell_out_of_memory(bytes, device);
+    }
     match service.map(|service| &service.settings.out_of_memory) {
         Some(OutOfMemorySignal::Throw) => throw_function().map_or(Ok(ptr::null_mut()), Err),
         _ => Ok(ptr::null_mut()),
@@ -52,9 +56,9 @@ fn allocate(bytes: usize, device: c_int, stream: *mut c_void) -> Result<*mut c_v
 
 /// PyTorch's `free_fn`.
 #[unsafe(no_mangle)]
-pub extern "C" fn oomph_free(address: *mut c_void, _bytes: usize, device: c_int, stream: *mut c_void) {
+pub extern "C" fn oomph_free(address: *mut c_void, bytes: usize, device: c_int, stream: *mut c_void) {
     if !address.is_null() {
-        serve(|service| service.free(Address(handle(address)), device, handle(stream)));
+        serve(|service| service.free(Address(handle(address)), bytes as u64, device, handle(stream)));
     }
 }
 
@@ -82,6 +86,85 @@ pub extern "C" fn oomph_memory_fraction(fraction: f64, device: c_int) {
 #[unsafe(no_mangle)]
 pub extern "C" fn oomph_reserved(device: c_int) -> usize {
     serve(|service| Ok(service.reserved(device))).unwrap_or(0) as usize
+}
+
+/// Writes the counters of a GPU to `values`, which has room for `count` of them, and returns how many
+/// there are. `Watch::values` has their order.
+///
+/// # Safety
+/// `values` is null, or has room for `count` numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oomph_statistics(device: c_int, values: *mut u64, count: usize) -> usize {
+    let found = serve(|service| Ok(service.values(device))).unwrap_or([0; VALUES]);
+    if !values.is_null() {
+        // SAFETY: the caller promises the room, and no more than that is written.
+        unsafe { ptr::copy_nonoverlapping(found.as_ptr(), values, count.min(VALUES)) };
+    }
+    VALUES
+}
+
+/// The peaks of a GPU are those since now.
+#[unsafe(no_mangle)]
+pub extern "C" fn oomph_reset_peaks(device: c_int) {
+    serve(|service| Ok(service.opened(device).map(|gpu| lock(&gpu).reset_peaks())));
+}
+
+/// The sums of a GPU are those since now.
+#[unsafe(no_mangle)]
+pub extern "C" fn oomph_reset_totals(device: c_int) {
+    serve(|service| Ok(service.opened(device).map(|gpu| lock(&gpu).reset_totals())));
+}
+
+/// Keeps a history from now on. `kind` is 0 to end it, 1 for the stacks of live blocks, 2 for all
+/// events, of which the newest `most` are kept.
+#[unsafe(no_mangle)]
+pub extern "C" fn oomph_record(kind: c_int, stacks: bool, most: usize, clear: bool) {
+    let settings = (kind != 0).then_some(HistorySettings { events: kind == 2, most });
+    serve(|service| {
+        service.record(settings, stacks, clear);
+        Ok(())
+    });
+}
+
+/// The memory of all GPUs, with the history if `events`, as JSON; null if that fails. The caller
+/// gives the text back to [`oomph_text_free`].
+#[unsafe(no_mangle)]
+pub extern "C" fn oomph_snapshot(events: bool) -> *mut c_char {
+    let text = serve(|service| Ok(serde_json::to_vec(&service.snapshot(events)).ok()));
+    let text = text.flatten().and_then(|text| CString::new(text).ok());
+    text.map_or(ptr::null_mut(), CString::into_raw)
+}
+
+/// Frees a text.
+///
+/// # Safety
+/// `text` is null, or came from [`oomph_snapshot`] and was not freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oomph_text_free(text: *mut c_char) {
+    if !text.is_null() {
+        // SAFETY: the caller promises where it came from.
+        drop(unsafe { CString::from_raw(text) });
+    }
+}
+
+/// Called after a request failed, with the device, the request, total memory and free memory. No
+/// lock is held.
+type OutOfMemoryObserver = extern "C" fn(c_int, u64, u64, u64);
+
+static OBSERVER: OnceLock<OutOfMemoryObserver> = OnceLock::new();
+
+/// Sets the function that is told when memory has run out. The first one stays.
+#[unsafe(no_mangle)]
+pub extern "C" fn oomph_on_out_of_memory(observer: OutOfMemoryObserver) {
+    let _ = OBSERVER.set(observer);
+}
+
+fn tell_out_of_memory(bytes: usize, device: c_int) {
+    if let Some(observer) = OBSERVER.get() {
+        let memory = serve(|service| Ok(service.opened(device).map(|gpu| lock(&gpu).memory())));
+        let (total, free) = memory.flatten().unwrap_or_default();
+        observer(device, bytes as u64, total, free);
+    }
 }
 
 /// Serves a call; prints the reason if it fails.

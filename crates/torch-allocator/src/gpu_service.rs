@@ -2,9 +2,14 @@
 
 use std::fmt;
 
-use super::{GpuStatistics, ServiceError, ServiceSettings, pools::Arenas};
+use super::{
+    GpuStatistics, ServiceError, ServiceSettings,
+    comparison::Comparison,
+    history::{GpuSnapshot, HistorySettings, Watch},
+    pools::{Arenas, PoolKey, RouteFilter},
+};
 use oomph_alloc::device::{Device, DeviceSpec, cuda, wrap::capped};
-use oomph_alloc::strategy::{Attempt, Caller, Context, Control, Request, Setup, Silent, StrategyError};
+use oomph_alloc::strategy::{Attempt, Caller, Context, Control, Request, Setup, StrategyError};
 use oomph_base::{Address, SiteId, StreamId, ThreadId};
 
 /// A strategy over one GPU, for callers that pass pointers and stream handles.
@@ -17,39 +22,57 @@ pub(crate) struct GpuService {
     /// Whether this is a real GPU: then the program's own context must be current again after each
     /// call.
     is_real: bool,
+    /// Statistics and history.
+    pub(crate) watch: Watch,
 }
 
 impl GpuService {
-    pub(crate) fn open(number: i32, settings: &ServiceSettings) -> Result<GpuService, ServiceError> {
+    pub(crate) fn open(
+        number: i32,
+        settings: &ServiceSettings,
+        history: Option<HistorySettings>,
+    ) -> Result<GpuService, ServiceError> {
         let is_real = settings.simulated.is_none();
         let _guard = is_real.then(cuda::keep_context);
         let spec: DeviceSpec = match &settings.simulated {
             Some(spec) => spec.clone(),
             None => format!("cuda:{number}").parse()?,
         };
-        let device = capped(spec.open_as_guest()?, settings.limit);
+        let mut device = capped(spec.open_as_guest()?, settings.limit);
         let (spec, props, limit) = (settings.strategy.clone(), device.props().clone(), settings.limit);
         let build = move || Ok(spec.build(&Setup { props: &props, limit })?);
         let strategy = build()?;
         strategy.requires().check(device.props())?;
         let streams = vec![device.stream_handle(StreamId::DEFAULT)];
-        Ok(GpuService { number, arenas: Arenas::new(strategy, Box::new(build)), device, streams, is_real })
+        let free = device.memory_info().map_or(device.props().total_bytes, |info| info.free);
+        let watch = Watch::new(Comparison::new(settings, device.props(), free), history);
+        Ok(GpuService { number, arenas: Arenas::new(strategy, Box::new(build)), device, streams, is_real, watch })
     }
 
     pub(crate) fn alloc(&mut self, bytes: u64, stream: u64) -> Result<Option<Address>, ServiceError> {
         let request = Request { bytes, stream: self.stream(stream)?, thread: ThreadId(0), site: SiteId(0) };
         let _guard = self.is_real.then(cuda::keep_context);
-        let mut cx = Context { device: &mut *self.device, sink: &mut Silent };
+        let mut cx = Context { device: &mut *self.device, sink: &mut self.watch };
         Ok(match self.arenas.alloc(&mut cx, &request, &self.streams)? {
-            Attempt::Served(block, _) => Some(block.address),
-            Attempt::OutOfMemory(_) => None,
+            Attempt::Served(block, _) => {
+                self.watch.served(&self.arenas.stats(), block.address, block.size, bytes, request.stream);
+                Some(block.address)
+            }
+            Attempt::OutOfMemory(_) => {
+                self.watch.failed(&self.arenas.stats(), self.device.free_bytes());
+                None
+            }
         })
     }
 
-    pub(crate) fn free(&mut self, address: Address, stream: u64) -> Result<(), ServiceError> {
+    /// Frees a block of a request for `bytes`, which are known to the caller.
+    pub(crate) fn free(&mut self, address: Address, bytes: u64, stream: u64) -> Result<(), ServiceError> {
         let caller = Caller { stream: self.stream(stream)?, thread: ThreadId(0) };
         match self.with_arenas(|arenas, cx| arenas.free(cx, address, caller)) {
-            Ok(()) => Ok(()),
+            Ok(freed) => {
+                self.watch.freed(&self.arenas.stats(), address, bytes, caller.stream, freed);
+                Ok(())
+            }
             Err(StrategyError::UnknownBlock { .. }) => Err(ServiceError::Unknown(address)),
             Err(error) => Err(error.into()),
         }
@@ -59,26 +82,65 @@ impl GpuService {
     pub(crate) fn record_stream(&mut self, address: Address, stream: u64) -> Result<bool, ServiceError> {
         let stream = self.stream(stream)?;
         match self.with_arenas(|arenas, cx| arenas.used_on(cx, address, stream)) {
-            Ok(()) => Ok(true),
+            Ok(()) => {
+                self.watch.comparison.used_on(address, stream);
+                Ok(true)
+            }
             Err(StrategyError::UnknownBlock { .. }) => Ok(false),
             Err(error) => Err(error.into()),
         }
     }
 
     pub(crate) fn trim(&mut self) -> Result<(), ServiceError> {
-        Ok(self.with_arenas(|arenas, cx| arenas.trim(cx))?)
+        self.with_arenas(|arenas, cx| arenas.trim(cx))?;
+        self.watch.comparison.trim();
+        self.watch.called(&self.arenas.stats());
+        Ok(())
     }
 
     pub(crate) fn memory_fraction(&mut self, fraction: f64) -> Result<(), ServiceError> {
+        if fraction < 1.0 {
+            self.watch.comparison.give_up("the program set a memory fraction");
+        }
         Ok(self.with_arenas(|arenas, cx| arenas.control(cx, &Control::Fraction(fraction)))?)
+    }
+
+    /// PyTorch's `beginAllocateToPool`.
+    pub(crate) fn begin_pool(&mut self, key: PoolKey, filter: RouteFilter) -> Result<(), ServiceError> {
+        // Which blocks of the caching allocator's pools become free, and when, depends on the captures.
+        self.watch.comparison.give_up("the program captured CUDA graphs");
+        self.with_arenas(|arenas, cx| arenas.begin_pool(cx, key, filter))
+    }
+
+    /// The values of [`Watch::values`].
+    pub(crate) fn values(&self) -> [u64; super::history::VALUES] {
+        self.watch.values(&self.arenas.stats())
+    }
+
+    pub(crate) fn reset_peaks(&mut self) {
+        self.watch.reset_peaks(&self.arenas.stats());
+    }
+
+    pub(crate) fn reset_totals(&mut self) {
+        self.watch.reset_totals(&self.arenas.stats());
+    }
+
+    /// Total memory, and what of it is free.
+    pub(crate) fn memory(&self) -> (u64, u64) {
+        (self.device.props().total_bytes, self.device.free_bytes())
+    }
+
+    pub(crate) fn snapshot(&self, events: bool) -> GpuSnapshot {
+        self.watch.snapshot(self.number, &self.streams, self.arenas.layout().as_ref(), events)
     }
 
     pub(crate) fn reserved(&self) -> u64 {
         self.arenas.stats().current.reserved
     }
 
-    pub(crate) fn statistics(&self) -> GpuStatistics {
+    pub(crate) fn statistics(&mut self) -> GpuStatistics {
         GpuStatistics {
+            native: self.watch.comparison.verdict(),
             device: self.number,
             name: self.device.props().name.clone(),
             streams: self.streams.len() as u64,
@@ -97,7 +159,7 @@ impl GpuService {
     /// Calls the strategies. On a real GPU the program's own context is current again afterwards.
     pub(crate) fn with_arenas<T>(&mut self, call: impl FnOnce(&mut Arenas, &mut Context<'_>) -> T) -> T {
         let _guard = self.is_real.then(cuda::keep_context);
-        call(&mut self.arenas, &mut Context { device: &mut *self.device, sink: &mut Silent })
+        call(&mut self.arenas, &mut Context { device: &mut *self.device, sink: &mut self.watch })
     }
 
     /// Our number of a stream. A program has few streams: a linear search is faster than hashing.
@@ -107,6 +169,7 @@ impl GpuService {
         }
         let stream = self.device.stream_create(handle).map_err(StrategyError::from)?;
         self.streams.push(handle);
+        self.watch.comparison.new_stream(handle);
         Ok(stream)
     }
 }

@@ -10,24 +10,35 @@
 //! time. The environment selects the strategy ([`ServiceSettings`]): a library that PyTorch loads
 //! has no command line.
 
+mod comparison;
 mod exports;
 mod gpu_service;
+mod history;
 mod pools;
 mod settings;
 
-pub use exports::{oomph_alloc, oomph_free, oomph_memory_fraction, oomph_record_stream, oomph_reserved, oomph_reset};
+pub use exports::{
+    oomph_alloc, oomph_free, oomph_memory_fraction, oomph_on_out_of_memory, oomph_record, oomph_record_stream,
+    oomph_reserved, oomph_reset, oomph_reset_peaks, oomph_reset_totals, oomph_snapshot, oomph_statistics,
+    oomph_text_free,
+};
 pub use pools::{oomph_begin_pool, oomph_driver_calls, oomph_end_pool, oomph_release_pool, oomph_serves_graphs};
 
 use std::{
     collections::BTreeMap,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use serde::Serialize;
 
 use self::{
+    comparison::NativeVerdict,
     gpu_service::GpuService,
+    history::{GpuSnapshot, HistorySettings, StackTable, StackTexts, VALUES},
     pools::PoolKey,
     settings::{OutOfMemorySignal, ServiceSettings},
 };
@@ -70,25 +81,40 @@ struct AllocatorService {
     settings: ServiceSettings,
     /// By device number. A GPU stays open once it was opened.
     gpus: Mutex<BTreeMap<i32, Arc<Mutex<GpuService>>>>,
+    /// The history that is kept now.
+    history: Mutex<Option<HistorySettings>>,
+    /// Whether the stacks of requests are kept.
+    with_stacks: AtomicBool,
+    stacks: Mutex<StackTable>,
 }
 
 impl AllocatorService {
     /// Opens nothing yet: a GPU is opened by the first request for its memory.
     fn new(settings: ServiceSettings) -> AllocatorService {
-        AllocatorService { settings, gpus: Mutex::default() }
+        AllocatorService {
+            settings,
+            gpus: Mutex::default(),
+            history: Mutex::default(),
+            with_stacks: AtomicBool::new(false),
+            stacks: Mutex::default(),
+        }
     }
 
     /// A block of at least this size, ordered on the stream with this handle; `None` where memory
     /// has run out.
     fn alloc(&self, bytes: u64, device: i32, stream: u64) -> Result<Option<Address>, ServiceError> {
+        // Before any lock is taken: it may wait for Python's.
+        let stack = self.with_stacks.load(Ordering::Relaxed).then(|| history::capture(&self.stacks));
         let gpu = self.gpu(device)?;
-        lock(&gpu).alloc(bytes, stream)
+        let mut gpu = lock(&gpu);
+        gpu.watch.caller = stack.unwrap_or_default();
+        gpu.alloc(bytes, stream)
     }
 
-    /// Frees a block.
-    fn free(&self, address: Address, device: i32, stream: u64) -> Result<(), ServiceError> {
+    /// Frees a block of a request for `bytes`.
+    fn free(&self, address: Address, bytes: u64, device: i32, stream: u64) -> Result<(), ServiceError> {
         let gpu = self.opened(device).ok_or(ServiceError::Unknown(address))?;
-        lock(&gpu).free(address, stream)
+        lock(&gpu).free(address, bytes, stream)
     }
 
     /// Notes that a block is also used on the stream with this handle. PyTorch's interface does not
@@ -118,6 +144,24 @@ impl AllocatorService {
         self.opened(device).map_or(0, |gpu| lock(&gpu).reserved())
     }
 
+    /// The counters of a GPU; zeros for one that was not used yet.
+    fn values(&self, device: i32) -> [u64; VALUES] {
+        self.opened(device).map_or([0; VALUES], |gpu| lock(&gpu).values())
+    }
+
+    /// Begins a history on all GPUs, or ends it.
+    fn record(&self, history: Option<HistorySettings>, with_stacks: bool, clear: bool) {
+        *lock(&self.history) = history;
+        self.with_stacks.store(with_stacks && history.is_some(), Ordering::Relaxed);
+        self.all().iter().for_each(|gpu| lock(gpu).watch.record(history, clear));
+    }
+
+    /// The memory of all GPUs now, and their history.
+    fn snapshot(&self, events: bool) -> ServiceSnapshot {
+        let devices = self.all().iter().map(|gpu| lock(gpu).snapshot(events)).collect();
+        ServiceSnapshot { strategy: self.settings.strategy.to_string(), devices, stacks: lock(&self.stacks).texts() }
+    }
+
     /// The statistics of every GPU. A GPU where a call hangs is left out, because this is called
     /// when the program ends.
     fn statistics(&self) -> ServiceStatistics {
@@ -144,7 +188,7 @@ impl AllocatorService {
         if let Some(gpu) = gpus.get(&device) {
             return Ok(Arc::clone(gpu));
         }
-        let gpu = Arc::new(Mutex::new(GpuService::open(device, &self.settings)?));
+        let gpu = Arc::new(Mutex::new(GpuService::open(device, &self.settings, *lock(&self.history))?));
         gpus.insert(device, Arc::clone(&gpu));
         Ok(gpu)
     }
@@ -162,6 +206,15 @@ impl AllocatorService {
 /// state consistent through every error.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What `oomph_snapshot` returns, as JSON.
+#[derive(Debug, Serialize)]
+struct ServiceSnapshot {
+    strategy: String,
+    devices: Vec<GpuSnapshot>,
+    #[serde(flatten)]
+    stacks: StackTexts,
 }
 
 /// Statistics of all GPUs, written when the program ends.
@@ -192,12 +245,47 @@ struct GpuStatistics {
     stats: Stats,
     /// The strategy's own counters.
     details: BTreeMap<String, u64>,
+    /// What PyTorch's own allocator would have done, if that was asked for.
+    native: Option<NativeVerdict>,
+}
+
+impl GpuStatistics {
+    /// The sentence that compares with PyTorch's own allocator.
+    fn write_comparison(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(native) = &self.native else { return Ok(()) };
+        let own = self.stats.peak.reserved;
+        write!(f, "oomph: device {}: peak reserved {}; ", self.device, Bytes(own))?;
+        match native {
+            NativeVerdict::Unknown(reason) => {
+                writeln!(f, "what PyTorch's own allocator would have reserved is not known: {reason}")
+            }
+            NativeVerdict::RanOut { requests } => {
+                let plural = if *requests == 1 { "" } else { "s" };
+                writeln!(f, "PyTorch's own allocator would have failed to serve {requests} of the same request{plural}")
+            }
+            &NativeVerdict::Served { peak_reserved, depends_on_time } => {
+                let about = if depends_on_time { "about " } else { "" };
+                let percent = (peak_reserved as f64 / own.max(1) as f64 - 1.0) * 100.0;
+                let difference = match percent.round().abs() {
+                    0.0 => "the same within 0.5 %".to_owned(),
+                    percent if peak_reserved > own => format!("{percent:.0} % more"),
+                    percent => format!("{percent:.0} % less"),
+                };
+                writeln!(
+                    f,
+                    "PyTorch's own allocator would have reserved {about}{} for the same requests ({difference})",
+                    Bytes(peak_reserved)
+                )
+            }
+        }
+    }
 }
 
 impl fmt::Display for ServiceStatistics {
-    /// One line per GPU.
+    /// One line per GPU, and one that compares.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for GpuStatistics { device, name, stats, .. } in &self.devices {
+        for gpu in &self.devices {
+            let GpuStatistics { device, name, stats, .. } = gpu;
             let [reserved, allocated] = [stats.peak.reserved, stats.peak.allocated].map(Bytes);
             writeln!(
                 f,
@@ -205,6 +293,7 @@ impl fmt::Display for ServiceStatistics {
                  {} allocs, {} frees, {} live, {} retries, {} out of memory",
                 self.strategy, stats.allocs, stats.frees, stats.live_blocks, stats.retries, stats.ooms
             )?;
+            gpu.write_comparison(f)?;
         }
         Ok(())
     }
@@ -212,18 +301,192 @@ impl fmt::Display for ServiceStatistics {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
+    use oomph_base::MIB;
+
+    fn service(strategy: &str, more: &[(&str, &str)]) -> AllocatorService {
+        let variables = |name: &str| match name {
+            "OOMPH_STRATEGY" => Some(strategy.to_owned()),
+            "OOMPH_DEVICE" => Some("sim".to_owned()),
+            _ => more.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()),
+        };
+        AllocatorService::new(ServiceSettings::read(variables).unwrap())
+    }
+
+    /// Requests of varying sizes on two streams, with frees in another order. Returns what is live.
+    fn run(service: &AllocatorService, pairs: u64) -> Vec<(Address, u64)> {
+        let mut live: Vec<(Address, u64)> = Vec::new();
+        for number in 0..pairs {
+            let bytes = 1 + (number * 7_919) % 97 * (number % 13) * 100_000;
+            let stream = number % 3 / 2 * 77;
+            live.push((service.alloc(bytes, 0, stream).unwrap().unwrap(), bytes));
+            if live.len() > 20 {
+                let (address, bytes) = live.swap_remove((number % 19) as usize);
+                service.free(address, bytes, 0, 0).unwrap();
+            }
+            if number == pairs / 2 {
+                service.reset().unwrap();
+            }
+        }
+        live
+    }
+
+    fn native(service: &AllocatorService) -> Option<NativeVerdict> {
+        service.statistics().devices.remove(0).native
+    }
 
     #[test]
     fn a_device_is_opened_by_its_first_request() {
-        let variables = |name: &str| match name {
-            "OOMPH_STRATEGY" => Some("caching".to_owned()),
-            "OOMPH_DEVICE" => Some("sim".to_owned()),
-            _ => None,
-        };
-        let service = AllocatorService::new(ServiceSettings::read(variables).unwrap());
+        let service = service("caching", &[]);
         let block = service.alloc(1 << 20, 0, 0).unwrap().unwrap();
         assert_eq!(service.reserved(0), 2 << 20);
-        service.free(block, 0, 0).unwrap();
+        service.free(block, 1 << 20, 0, 0).unwrap();
+    }
+
+    #[test]
+    fn comparison_is_what_pytorchs_allocator_reserves() {
+        for (pairs, conf) in [(3_000, ""), (3_000, "expandable_segments:True"), (600_000, "")] {
+            let conf = [("PYTORCH_CUDA_ALLOC_CONF", conf)];
+            let ours = service("oomph", &conf);
+            run(&ours, pairs);
+            let caching = service(&format!("caching:{}", conf[0].1), &[]);
+            run(&caching, pairs);
+            let peak_reserved = caching.statistics().devices[0].stats.peak.reserved;
+            assert_eq!(native(&ours), Some(NativeVerdict::Served { peak_reserved, depends_on_time: false }));
+            let text = ours.statistics().to_string();
+            let figure = format!("own allocator would have reserved {} for the same", Bytes(peak_reserved));
+            assert!(text.contains(&figure), "{text}");
+        }
+    }
+
+    #[test]
+    fn comparison_says_what_it_does_not_know() {
+        let fraction = service("oomph", &[]);
+        fraction.memory_fraction(0.5, 0).unwrap();
+        run(&fraction, 10);
+        assert_eq!(native(&fraction), Some(NativeVerdict::Unknown("the program set a memory fraction".to_owned())));
+        let text = fraction.statistics().to_string();
+        assert!(text.contains("reserved is not known: the program set a memory fraction"), "{text}");
+
+        let wrong = service("oomph", &[("PYTORCH_CUDA_ALLOC_CONF", "nonsense:1")]);
+        run(&wrong, 10);
+        assert!(matches!(native(&wrong), Some(NativeVerdict::Unknown(reason)) if reason.contains("nonsense")));
+
+        let streams = service("oomph", &[]);
+        let (block, _) = run(&streams, 10)[0];
+        streams.record_stream(block, 77).unwrap();
+        assert!(matches!(native(&streams), Some(NativeVerdict::Served { depends_on_time: true, .. })));
+
+        // 15 blocks of 7 MiB fit in 110 MiB, but not with the 20 MiB segments of PyTorch's allocator.
+        let small = service("oomph:smallest_chunk:2MiB,growth_step:2MiB", &[("OOMPH_LIMIT", "110MiB")]);
+        let served = (0..15).filter(|_| small.alloc(7 * MIB, 0, 0).unwrap().is_some()).count();
+        assert_eq!(served, 15);
+        assert!(matches!(native(&small), Some(NativeVerdict::RanOut { requests: 5 })), "{:?}", native(&small));
+
+        let off = service("oomph", &[("OOMPH_COMPARE", "off")]);
+        run(&off, 10);
+        assert_eq!((native(&off), off.statistics().to_string().lines().count()), (None, 1));
+    }
+
+    #[test]
+    fn peaks_and_sums_are_those_since_their_reset() {
+        // Allocated bytes are the first metric, reserved ones the fourth, blocks the fifth.
+        let values = |service: &AllocatorService, metric: usize| service.values(0)[4 * metric..4 * metric + 4].to_vec();
+        let service = service("caching", &[]);
+        assert_eq!(service.values(0), [0; VALUES]);
+        let blocks = [30, 50].map(|size| service.alloc(size * MIB, 0, 0).unwrap().unwrap());
+        service.free(blocks[1], 50 * MIB, 0, 0).unwrap();
+        assert_eq!(values(&service, 0), [30 * MIB, 80 * MIB, 80 * MIB, 50 * MIB]);
+        assert_eq!(values(&service, 3), [80 * MIB, 80 * MIB, 80 * MIB, 0]);
+        assert_eq!(values(&service, 4), [1, 2, 2, 1]);
+        let gpu = service.opened(0).unwrap();
+        lock(&gpu).reset_peaks();
+        lock(&gpu).reset_totals();
+        assert_eq!(values(&service, 0), [30 * MIB, 30 * MIB, 0, 0]);
+        let third = service.alloc(40 * MIB, 0, 0).unwrap().unwrap();
+        service.free(third, 40 * MIB, 0, 0).unwrap();
+        assert_eq!(values(&service, 0), [30 * MIB, 70 * MIB, 40 * MIB, 40 * MIB]);
+        assert_eq!(values(&service, 4), [1, 2, 1, 1]);
+        // Above all peaks before the reset, the strategy's own peak is used.
+        service.alloc(100 * MIB, 0, 0).unwrap();
+        assert_eq!((values(&service, 0)[1], values(&service, 3)[1]), (130 * MIB, 180 * MIB));
+        service.reset().unwrap();
+        assert_eq!((service.values(0)[4 * 7 + 2], service.values(0)[4 * 7 + 3]), (1, 1));
+    }
+
+    #[test]
+    fn history_has_the_newest_events_in_order() {
+        let service = service("caching", &[]);
+        let first = service.alloc(30 * MIB, 0, 0).unwrap().unwrap();
+        service.record(Some(HistorySettings { events: true, most: 7 }), true, false);
+        let second = service.alloc(5 * MIB, 0, 77).unwrap().unwrap();
+        service.free(first, 30 * MIB, 0, 0).unwrap();
+        service.reset().unwrap();
+        let snapshot = serde_json::to_value(service.snapshot(true)).unwrap();
+        let device = &snapshot["devices"][0];
+        let actions = |device: &serde_json::Value| -> Vec<(String, u64, u64)> {
+            let entries = device["entries"].as_array().unwrap().iter();
+            let read = |entry: &serde_json::Value, place: usize| entry[place].as_u64().unwrap();
+            entries.map(|entry| (entry[0].as_str().unwrap().to_owned(), read(entry, 2), read(entry, 3))).collect()
+        };
+        let expected = [
+            ("segment_alloc", 20 * MIB, 77),
+            ("alloc", 5 * MIB, 77),
+            ("free_requested", 30 * MIB, 0),
+            ("free_completed", 30 * MIB, 0),
+            ("segment_free", 30 * MIB, 0),
+        ];
+        let expected = expected.map(|(action, size, stream)| (action.to_owned(), size, stream));
+        assert_eq!(actions(device), expected);
+        assert_eq!(device["segments"][0]["blocks"][0][0], second.0);
+        assert_eq!(device["segments"][0]["blocks"][0][3], "active_allocated");
+        assert_eq!((&snapshot["strategy"], &device["dropped"]), (&"caching".into(), &0.into()));
+        // This process has no Python: every request was counted as one without a stack.
+        service.free(second, 5 * MIB, 0, 77).unwrap();
+        service.alloc(MIB, 0, 0).unwrap();
+        let later = serde_json::to_value(service.snapshot(true)).unwrap();
+        assert_eq!((actions(&later["devices"][0]).len(), &later["devices"][0]["dropped"]), (7, &2.into()));
+        service.record(None, true, false);
+        service.alloc(MIB, 0, 0).unwrap();
+        assert_eq!(actions(&serde_json::to_value(service.snapshot(true)).unwrap()["devices"][0]).len(), 7);
+        assert!(actions(&serde_json::to_value(service.snapshot(false)).unwrap()["devices"][0]).is_empty());
+    }
+
+    #[test]
+    fn failed_request_is_in_the_history() {
+        let service = service("caching", &[("OOMPH_LIMIT", "100MiB")]);
+        service.record(Some(HistorySettings { events: true, most: 100 }), false, false);
+        assert_eq!(service.alloc(200 * MIB, 0, 0).unwrap(), None);
+        let snapshot = serde_json::to_value(service.snapshot(true)).unwrap();
+        let last = snapshot["devices"][0]["entries"].as_array().unwrap().last().unwrap().clone();
+        assert_eq!((&last[0], &last[2]), (&"oom".into(), &(200 * MIB).into()));
+        assert_eq!(service.values(0)[4 * 7 + 1], 1);
+    }
+
+    /// Prints what a pair of alloc and free costs: `cargo test --release -p oomph-torch-allocator -- --ignored --nocapture`.
+    #[test]
+    #[ignore = "a measurement"]
+    fn cost_of_a_pair() {
+        let pairs = 3_000_000_u64;
+        let time = |name: &str, more: &[(&str, &str)], history: Option<HistorySettings>| {
+            let service = service("oomph", more);
+            service.record(history, false, false);
+            let kept: Vec<Address> = (0..64).map(|n| service.alloc((1 + n) << 14, 0, 0).unwrap().unwrap()).collect();
+            let began = Instant::now();
+            for number in 0..pairs {
+                let bytes = (1 + number % 61) << 12;
+                let block = service.alloc(bytes, 0, 0).unwrap().unwrap();
+                service.free(block, bytes, 0, 0).unwrap();
+            }
+            println!("{name}: {:.1} ns", began.elapsed().as_nanos() as f64 / pairs as f64);
+            drop(kept);
+        };
+        for _ in 0..3 {
+            time("without comparison", &[("OOMPH_COMPARE", "off")], None);
+            time("with comparison", &[], None);
+            time("with comparison and history", &[], Some(HistorySettings { events: true, most: 100_000 }));
+        }
     }
 }

@@ -14,9 +14,9 @@ use std::{
 
 use super::{AllocatorService, ServiceError, exports::serve};
 use oomph_alloc::strategy::{
-    Attempt, Caller, Context, Control, Request, Stats, Strategy, StrategyError, wrap::AddressedStrategy,
+    Attempt, Caller, Context, Control, Freed, Request, Stats, Strategy, StrategyError, wrap::AddressedStrategy,
 };
-use oomph_base::{Address, StreamId};
+use oomph_base::{Address, Layout, StreamId};
 
 /// PyTorch's number of a pool (`MempoolId_t`).
 pub(crate) type PoolKey = (u64, u64);
@@ -33,7 +33,7 @@ pub(crate) fn serves_graphs(strategy: &str) -> bool {
 type ArenaBuilder = Box<dyn Fn() -> Result<Box<dyn Strategy>, ServiceError> + Send>;
 
 /// Whether the stream with this handle allocates to a pool.
-type RouteFilter = Box<dyn Fn(u64) -> bool + Send>;
+pub(crate) type RouteFilter = Box<dyn Fn(u64) -> bool + Send>;
 
 /// A strategy for the default pool, and one for each pool of graphs.
 pub(crate) struct Arenas {
@@ -113,26 +113,38 @@ impl Arenas {
     }
 
     /// Frees a block. Nearly all are of the default pool, so that it is asked first.
-    pub(crate) fn free(&mut self, cx: &mut Context<'_>, address: Address, caller: Caller) -> Result<(), StrategyError> {
+    pub(crate) fn free(
+        &mut self,
+        cx: &mut Context<'_>,
+        address: Address,
+        caller: Caller,
+    ) -> Result<Freed, StrategyError> {
         let freed = self.default.free_by_address(cx, address, caller);
         if self.sum.is_none() {
-            return freed.map(drop);
+            return freed;
         }
         let freed = match freed {
             Err(StrategyError::UnknownBlock { .. }) => self.free_in_pools(cx, address, caller),
-            other => other.map(drop),
+            other => other,
         };
         self.count();
         freed
     }
 
-    fn free_in_pools(&mut self, cx: &mut Context<'_>, address: Address, caller: Caller) -> Result<(), StrategyError> {
+    fn free_in_pools(
+        &mut self,
+        cx: &mut Context<'_>,
+        address: Address,
+        caller: Caller,
+    ) -> Result<Freed, StrategyError> {
         for arena in &mut self.pools {
             match arena.strategy.free_by_address(cx, address, caller) {
                 Err(StrategyError::UnknownBlock { .. }) => {}
-                Ok(_) => {
-                    let was_last = arena.users == 0 && arena.strategy.stats().live_blocks == 0;
-                    return if was_last { self.give_back_released(cx) } else { Ok(()) };
+                Ok(freed) => {
+                    if arena.users == 0 && arena.strategy.stats().live_blocks == 0 {
+                        self.give_back_released(cx)?;
+                    }
+                    return Ok(freed);
                 }
                 Err(error) => return Err(error),
             }
@@ -176,6 +188,15 @@ impl Arenas {
     /// The counters of all arenas together.
     pub(crate) fn stats(&self) -> Stats {
         self.sum.unwrap_or_else(|| self.default.stats())
+    }
+
+    /// The segments of all arenas; `None` if a strategy cannot know them.
+    pub(crate) fn layout(&self) -> Option<Layout> {
+        let mut segments = self.default.layout()?.segments;
+        for arena in &self.pools {
+            segments.extend(arena.strategy.layout()?.segments);
+        }
+        Some(Layout::of(segments))
     }
 
     /// The strategy of the default pool.
@@ -432,7 +453,7 @@ impl AllocatorService {
         if !serves_graphs(&self.settings.strategy.name) {
             return Err(ServiceError::NoGraphs(self.settings.strategy.name.clone()));
         }
-        self.with_gpu(device, |gpu| gpu.with_arenas(|arenas, cx| arenas.begin_pool(cx, key, filter)))
+        self.with_gpu(device, |gpu| gpu.begin_pool(key, filter))
     }
 }
 

@@ -21,6 +21,9 @@ pub(crate) struct ServiceSettings {
     pub(crate) statistics_file: Option<PathBuf>,
     /// `OOMPH_OUT_OF_MEMORY`: `null` by default.
     pub(crate) out_of_memory: OutOfMemorySignal,
+    /// PyTorch's own allocator with the settings of the program, as a strategy; `None` with
+    /// `OOMPH_COMPARE=off`, and where it would be compared with itself.
+    pub(crate) native: Option<String>,
 }
 
 /// How the program learns that memory has run out.
@@ -51,6 +54,9 @@ pub(crate) enum ServiceSettingsError {
     /// An unknown word.
     #[error("OOMPH_OUT_OF_MEMORY: '{0}' is neither null nor throw")]
     OutOfMemory(String),
+    /// An unknown word.
+    #[error("OOMPH_COMPARE: '{0}' is neither on nor off")]
+    Compare(String),
 }
 
 impl ServiceSettings {
@@ -58,7 +64,13 @@ impl ServiceSettings {
     pub(crate) fn read(variable: impl Fn(&str) -> Option<String>) -> Result<ServiceSettings, ServiceSettingsError> {
         let strategy = StrategySpec::from(variable("OOMPH_STRATEGY").as_deref().unwrap_or("oomph"));
         strategy.check()?;
+        let native = match variable("OOMPH_COMPARE").as_deref() {
+            None | Some("on") => Some(native(&variable)),
+            Some("off") => None,
+            Some(other) => return Err(ServiceSettingsError::Compare(other.to_owned())),
+        };
         Ok(ServiceSettings {
+            native: native.filter(|native| *native != strategy.to_string()),
             strategy,
             limit: variable("OOMPH_LIMIT").map(|text| text.parse::<Bytes>()).transpose()?.map(|bytes| bytes.0),
             simulated: simulated(variable("OOMPH_DEVICE").as_deref().unwrap_or("cuda"))?,
@@ -70,6 +82,15 @@ impl ServiceSettings {
             },
         })
     }
+}
+
+/// PyTorch's allocator as the program would have it. An unknown setting is no error here: PyTorch's
+/// allocator is not used.
+fn native(variable: impl Fn(&str) -> Option<String>) -> String {
+    let release = variable("OOMPH_TORCH_RELEASE").map(|release| format!("release:{release}"));
+    let conf = variable("PYTORCH_CUDA_ALLOC_CONF").or_else(|| variable("PYTORCH_ALLOC_CONF"));
+    let settings: Vec<String> = release.into_iter().chain(conf.filter(|conf| !conf.is_empty())).collect();
+    if settings.is_empty() { "caching".to_owned() } else { format!("caching:{}", settings.join(",")) }
 }
 
 /// The simulated device of that name; `None` for `cuda`, the GPU that the program selects.
@@ -97,6 +118,16 @@ mod tests {
     }
 
     #[test]
+    fn native_allocator_has_the_settings_of_the_program() {
+        let native = |set: &[(&str, &str)]| read(set).unwrap().native;
+        assert_eq!(native(&[]).as_deref(), Some("caching"));
+        let set = [("OOMPH_TORCH_RELEASE", "2.13"), ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")];
+        assert_eq!(native(&set).as_deref(), Some("caching:release:2.13,expandable_segments:True"));
+        assert_eq!(native(&[("OOMPH_COMPARE", "off")]), None);
+        assert_eq!(native(&[("OOMPH_STRATEGY", "caching")]), None);
+    }
+
+    #[test]
     fn invalid_variables_are_named() {
         for (name, value) in [
             ("OOMPH_STRATEGY", "cachign"),
@@ -104,6 +135,7 @@ mod tests {
             ("OOMPH_DEVICE", "cuda:1"),
             ("OOMPH_DEVICE", "tpu"),
             ("OOMPH_OUT_OF_MEMORY", "panic"),
+            ("OOMPH_COMPARE", "maybe"),
         ] {
             let message = read(&[(name, value)]).unwrap_err().to_string();
             assert!(message.starts_with(&format!("{name}: ")), "{message}");

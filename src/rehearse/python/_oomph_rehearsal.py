@@ -454,7 +454,10 @@ class Rehearsal:
         self.note()
         backend = getattr(self.torch.cuda.memory, "get_allocator_backend", None)
         if backend is not None and backend() == "pluggable":
-            self.problems.append("the program replaced PyTorch's allocator: its peaks and its failed requests are not known")
+            if all(peaks.reserved == 0 for peaks in self.peaks.values()):
+                self.problems.append("the program replaced PyTorch's allocator: its peaks and its failed requests are not known")
+            else:
+                self.problems.append("the program replaced PyTorch's allocator: peaks are those of the other one")
         try:
             self.write()
         finally:

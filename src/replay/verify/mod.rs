@@ -33,7 +33,7 @@ use self::{
     walk::{RecordingWalk, WalkOutcome},
 };
 use crate::{
-    base::{Address, Progress},
+    base::{Address, FileText, Progress},
     strategy::{Layout, Setup, Stats, Strategy},
     trace::torch::{
         Action, InitialMemory, RecordedLimit, RecordedRelease, Recording, RequestPools, Segment, SettingsOrigin,
@@ -164,15 +164,10 @@ impl Assumptions {
     }
 }
 
-fn verify_assuming(
-    recording: &Recording,
-    setup: &Setup<'_>,
-    counters: &Counters,
-    assumptions: &Assumptions,
-    progress: &dyn Progress,
-) -> Verification {
-    let unknowable = |reason: String| Verification {
-        verdict: Verdict::Partial { reasons: vec![reason], divergence: None },
+/// The model was not compared, for these reasons.
+fn not_compared(recording: &Recording, reasons: Vec<String>) -> Verification {
+    Verification {
+        verdict: Verdict::Partial { reasons, divergence: None },
         agreed: 0,
         empty_caches: recording.empty_caches.clone(),
         refusals: 0,
@@ -183,7 +178,25 @@ fn verify_assuming(
         sizes_before: Vec::new(),
         pools: InferredPools::default(),
         settings: Vec::new(),
-    };
+    }
+}
+
+/// A recording of another allocator than PyTorch's. Its entries can agree with each other, but not with the model.
+fn of_another_allocator(recording: &Recording, allocator: &str) -> Verification {
+    let allocator = FileText::from(allocator);
+    let mut reasons = vec![format!("recorded under {allocator}, not PyTorch's allocator: the model is not compared")];
+    reasons.extend(reasons_for_doubt(recording));
+    not_compared(recording, reasons)
+}
+
+fn verify_assuming(
+    recording: &Recording,
+    setup: &Setup<'_>,
+    counters: &Counters,
+    assumptions: &Assumptions,
+    progress: &dyn Progress,
+) -> Verification {
+    let unknowable = |reason: String| not_compared(recording, vec![reason]);
     let (settings, changes) = match (&assumptions.settings[..], recording.settings_in_force()) {
         ([first, changes @ ..], _) => (first.settings.clone(), changes),
         ([], Ok(settings)) => (settings, &[][..]),

@@ -3,7 +3,7 @@
 //! Files of some releases have the same keys. Where the rules of these releases differ in what the recorded program uses, each
 //! is tried.
 
-use super::{Counters, Verdict, Verification, limit::verify_with_limit};
+use super::{Counters, Verdict, Verification, limit::verify_with_limit, of_another_allocator};
 use crate::{
     base::{MemoryLimit, Progress},
     device::DeviceProps,
@@ -79,6 +79,9 @@ pub fn verify_recording(
     conditions: &RecordedConditions<'_>,
     progress: &dyn Progress,
 ) -> Verification {
+    if let Some(allocator) = recording.settings.other_allocator() {
+        return of_another_allocator(recording, allocator);
+    }
     let mut groups: Vec<EqualReleases> = Vec::new();
     for release in recording.release.candidates().releases() {
         let behaviour = AllocatorBehaviour::of(recording, conditions, release);
