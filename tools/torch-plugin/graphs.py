@@ -54,7 +54,7 @@ class Results:
     def add(self, tensor):
         import torch
 
-        host = tensor.detach().contiguous().view(torch.uint8).cpu()
+        host = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         self.digest.update(host.numpy().tobytes())
 
     def reserved(self):
