@@ -1073,7 +1073,7 @@ ALLOWED = {
     ],
     f"{H200}/README.md": [
         (r"GPT-355M|GPT of 124M|GPT-2|ResNet-50|13B|24 GiB|6 GiB|2 MiB", "names of models, and sizes that were asked for"),
-        (r"\(9,880 and 9,731\)", "requests and frees of two recordings, counted in src/answer/claims/pytorch.rs"),
+        (r"\(9,880 and 9,731\)", "requests and frees of two recordings, counted in src/answer/claims/bench.rs"),
     ],
     f"{PYTHON}/README.md": [
         (r"12 layers, 1,024 wide|three steps|four servers|T5", "what was run"),

@@ -1,5 +1,5 @@
 //! The cases of a run: the table that people look at first, the steps from requested to reserved
-//! memory, wall-clock times, and `summary.md`.
+//! memory, wall-clock times, releases of PyTorch side by side, and `summary.md`.
 
 use super::{
     Environment, Medium, Render,
@@ -7,6 +7,7 @@ use super::{
     scenario::{bounds, groups, is_contender, titles},
 };
 use crate::{
+    answer::releases::ReleaseRow,
     base::{Bytes, Nanos, escaped, escaped_markdown},
     measure::{CaseRecord, Status, ThreadSharing, TimingRecord},
     replay::OomCause,
@@ -346,6 +347,59 @@ fn explanation(record: &CaseRecord) -> String {
     )
 }
 
+const RELEASE_HEADINGS: [&str; 9] = [
+    "source",
+    "strategy",
+    "release",
+    "peak\nallocated",
+    "peak\nreserved",
+    "OOMs",
+    "retries",
+    "requests",
+    "at another\naddress",
+];
+
+const RELEASE_LEGEND: &str = "At another address: requests whose block is not where it is under the first release, or which only one of the \
+                      two serves. A CUDA graph is recorded again where its addresses change.";
+
+/// One program under several releases of PyTorch, side by side.
+impl RenderRow for ReleaseRow {
+    fn text(rows: &[ReleaseRow], medium: Medium) -> String {
+        let mut table = TextTable::new(&RELEASE_HEADINGS, medium).with_groups();
+        let mut group = ("", "");
+        for row in rows {
+            let key = (row.workload.as_str(), row.strategy.as_str());
+            let count = |count: Option<u64>| count.map_or_else(|| "-".to_owned(), |count| count.to_string());
+            let is_first = key != group;
+            table.row([
+                if key.0 == group.0 { String::new() } else { key.0.to_owned() },
+                if is_first { key.1.to_owned() } else { String::new() },
+                row.release.map_or_else(String::new, |release| release.to_string()),
+                maybe_bytes(row.peak_allocated_bytes),
+                maybe_bytes(row.peak_reserved_bytes),
+                count(row.ooms),
+                count(row.retries),
+                count(row.requests),
+                if is_first { String::new() } else { moved(row) },
+            ]);
+            group = key;
+        }
+        table.fit(&[7, 6, 3]);
+        let notes = rows.iter().filter(|row| !row.reason.is_empty());
+        table.finish(RELEASE_LEGEND, notes.map(|row| format!("{}/{}: {}", row.workload, row.strategy, row.reason)))
+    }
+}
+
+/// Number and share of the requests at another address.
+fn moved(row: &ReleaseRow) -> String {
+    match (row.moved_requests, row.requests) {
+        (Some(moved), Some(requests)) if requests > 0 => {
+            format!("{moved} ({:.1} %)", 100.0 * moved as f64 / requests as f64)
+        }
+        _ => "-".to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -530,5 +584,22 @@ mod tests {
         let record = TimingRecord { events: 1000, pass_median_ns: 5000, threads: Some(8), ..TimingRecord::default() };
         let text = timings(&[record], Medium::PIPE);
         assert!(text.contains("40.0 ns") && text.contains("200.0 M") && text.contains("under one lock"), "{text}");
+    }
+
+    #[test]
+    fn first_release_has_nothing_to_be_compared_with() {
+        let row = |minor, moved| ReleaseRow {
+            workload: "w".to_owned(),
+            strategy: "caching".to_owned(),
+            release: Some(crate::pytorch::Release::new(minor)),
+            status: Status::Completed,
+            requests: Some(400),
+            moved_requests: Some(moved),
+            ..ReleaseRow::default()
+        };
+        let text = ReleaseRow::text(&[row(11, 0), row(15, 5)], Medium::PIPE);
+        let lines: Vec<&str> = text.lines().filter(|line| line.contains("400")).collect();
+        assert!(lines[0].contains("caching") && lines[0].contains("2.11") && !lines[0].contains('%'), "{text}");
+        assert!(!lines[1].contains("caching") && lines[1].contains("2.15") && lines[1].contains("5 (1.2 %)"), "{text}");
     }
 }

@@ -23,7 +23,6 @@ mod plan;
 pub mod plot;
 mod ranks;
 mod rehearsals;
-mod releases;
 mod render;
 mod rows;
 mod scenario;

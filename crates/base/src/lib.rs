@@ -11,7 +11,6 @@ mod output_file;
 pub mod packing;
 mod parallel;
 mod parameter;
-mod path_text;
 mod process;
 mod progress;
 mod units;
@@ -19,8 +18,8 @@ mod work;
 
 pub use catalog::{Catalog, CatalogEntry, did_you_mean, did_you_mean_among, nearest};
 pub use file_text::{
-    FileText, LARGEST_TEXT_FILE, TomlRefusal, escaped, escaped_lines, escaped_markdown, parse_toml, read_text_file,
-    read_within,
+    FileText, LARGEST_TEXT_FILE, TomlRefusal, escaped, escaped_lines, escaped_markdown, parse_toml, path_text,
+    read_text_file, read_within, text_path,
 };
 pub use layout::{BlockState, BlockView, Layout, PlacementCall, SegmentView};
 pub use memory_limit::{MemoryLimit, MemoryLimitError, TypedSizeError};
@@ -30,7 +29,6 @@ pub use output_file::{
 };
 pub use parallel::{parallel_for_each, parallel_map};
 pub use parameter::{Parameter, ParameterValues};
-pub use path_text::{path_text, text_path};
 pub use process::{exit_description, exit_signal, last_bytes};
 #[cfg(any(test, feature = "testing"))]
 pub use progress::ProgressLog;

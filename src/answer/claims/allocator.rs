@@ -5,14 +5,14 @@ use std::{collections::BTreeMap, ops::RangeInclusive};
 use super::{
     ARTICLES, Claim,
     ClaimTest::{AnyDevice, NotMeasurable, SimulatedOnly},
-    bench::{CACHING, ClaimBench, ClaimResult, EXPANDABLE, MODEL, model, recipe},
+    bench::{
+        CACHED_PAIR_NS, CACHING, ClaimBench, ClaimResult, DEL_LEAVES_IT_ALLOCATED, DIES_WITH_MORE_THAN_ITS_BLOCKS,
+        DRIVER_PAIR_NS, EXPANDABLE, MODEL, VARIABLE_LENGTH_ALLOCATED, VARIABLE_LENGTH_RESERVED, gpt_355m, model,
+        recipe,
+    },
     finding::{
         ClaimAmount::{Count, Percent, Size, Time},
         Measured, ratio, reduction,
-    },
-    pytorch::{
-        CACHED_PAIR_NS, DEL_LEAVES_IT_ALLOCATED, DIES_WITH_MORE_THAN_ITS_BLOCKS, DRIVER_PAIR_NS,
-        VARIABLE_LENGTH_ALLOCATED, VARIABLE_LENGTH_RESERVED, gpt_355m,
     },
 };
 use crate::{answer::leaks, base::GIB, measure::Status, models::Recipe, replay::OomCause};

@@ -3,12 +3,14 @@
 use super::{
     ARTICLES, Claim,
     ClaimTest::AnyDevice,
-    bench::{CACHING, ClaimBench, ClaimResult, model, recipe},
+    bench::{
+        CACHING, ClaimBench, ClaimResult, GARBAGE_PENDING, VALIDATION_NO_GRAD, VALIDATION_WITH_GRAPH, growth, model,
+        recipe,
+    },
     finding::{
         ClaimAmount::{Count, Size, SizePerStep, Times},
         ClaimFinding, Measured, ratio, reduction,
     },
-    pytorch::{GARBAGE_PENDING, VALIDATION_NO_GRAD, VALIDATION_WITH_GRAPH, growth},
 };
 use crate::{
     answer::{

@@ -10,7 +10,6 @@ mod allocator;
 mod bench;
 mod finding;
 mod leaks;
-mod pytorch;
 mod techniques;
 
 pub use finding::{ClaimRecord, ClaimVerdict};

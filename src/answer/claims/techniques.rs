@@ -5,14 +5,13 @@ use super::{
     ARTICLES, Claim,
     ClaimTest::{AnyDevice, SimulatedOnly},
     FIGURES,
-    bench::{CACHING, ClaimBench, ClaimResult, EXPANDABLE, MODEL, model, recipe},
+    bench::{
+        CACHING, ClaimBench, ClaimResult, EXPANDABLE, MODEL, PytorchRun, SET_TO_NONE_CALLS, VARIABLE_LENGTH_ALLOCATED,
+        VARIABLE_LENGTH_RESERVED, ZERO_FILL_CALLS, gpt_355m, model, recipe, resnet_50,
+    },
     finding::{
         ClaimAmount::{Count, Percent, Size, Time, Times},
         ClaimFinding, Measured, ratio, reduction,
-    },
-    pytorch::{
-        PytorchRun, SET_TO_NONE_CALLS, VARIABLE_LENGTH_ALLOCATED, VARIABLE_LENGTH_RESERVED, ZERO_FILL_CALLS, gpt_355m,
-        resnet_50,
     },
 };
 use crate::{
