@@ -96,8 +96,9 @@ kept = []
 try:
     while True:
         kept.append(torch.empty(256 << 20, dtype=torch.uint8, device="cuda"))
-except RuntimeError as error:
+except torch.OutOfMemoryError as error:
     print("blocks", len(kept), type(error).__name__)
+    print("message", error)
 library = ctypes.CDLL(find_library())
 library.oomph_reserved.restype = ctypes.c_size_t
 print("reserved", library.oomph_reserved(0) >> 20)
@@ -116,7 +117,9 @@ except RuntimeError as error:
 def test_program_allocates_within_the_limit(library: str, tmp_path: Path) -> None:
     ran = shadow.rehearse(SERVED, tmp_path, "24GiB")
     assert "backend pluggable" in ran.stdout, ran.stdout
-    assert "blocks 4 RuntimeError" in ran.stdout
+    assert "blocks 4 OutOfMemoryError" in ran.stdout
+    assert "message CUDA out of memory. Tried to allocate 256 MiB. GPU 0 has a total capacity of 24.0 GiB" in ran.stdout
+    assert "holds 1.00 GiB: 1.00 GiB in blocks" in ran.stdout and "It may hold 1.00 GiB." in ran.stdout
     assert "reserved 1024" in ran.stdout
     # The hook of empty_cache is set: without it the cache would stay.
     assert "after empty_cache 0" in ran.stdout
@@ -235,7 +238,7 @@ def test_graphs_are_captured_and_replayed(library: str, tmp_path: Path, strategy
         "callables",
     ):
         assert f"{name} yes" in ran.stdout, ran.stdout
-    assert "out of memory: RuntimeError" in ran.stdout, ran.stdout
+    assert "out of memory: OutOfMemoryError" in ran.stdout, ran.stdout
     assert "oomph: pool" not in ran.stdout, ran.stdout
 
 

@@ -14,7 +14,7 @@ use std::{
 
 use super::{AllocatorService, OutOfMemorySignal, ServiceError, ServiceSettings, history::HistorySettings, lock};
 use crate::history::VALUES;
-use oomph_alloc::plugin::cpp_function;
+use oomph_alloc::plugin::{CPP_LIBRARY, loaded_symbol};
 use oomph_base::{Address, write_file};
 
 /// The service of this process; `None` where the environment is invalid.
@@ -30,13 +30,15 @@ pub extern "C-unwind" fn oomph_alloc(bytes: usize, device: c_int, stream: *mut c
     match allocate(bytes, device, stream) {
         Ok(pointer) => pointer,
         // SAFETY: it takes no arguments and unwinds, as its type says, and this function allows that.
-        Err(throw) => unsafe { throw() },
+        Err(ReadyException::BadAlloc(throw)) => unsafe { throw() },
+        // SAFETY: the same; the exception was made by the same library and is thrown once.
+        Err(ReadyException::OutOfMemory(throw, error, kind, destroy)) => unsafe { throw(error, kind, destroy) },
     }
 }
 
-/// The block, or the function that throws. Never inlined: see [`oomph_alloc`].
+/// The block, or what to throw. Never inlined: see [`oomph_alloc`].
 #[inline(never)]
-fn allocate(bytes: usize, device: c_int, stream: *mut c_void) -> Result<*mut c_void, ThrowBadAlloc> {
+fn allocate(bytes: usize, device: c_int, stream: *mut c_void) -> Result<*mut c_void, ReadyException> {
     if bytes == 0 {
         return Ok(ptr::null_mut());
     }
@@ -48,8 +50,12 @@ fn allocate(bytes: usize, device: c_int, stream: *mut c_void) -> Result<*mut c_v
     if served.is_some() {
         tell_out_of_memory(bytes, device);
     }
-    match service.map(|service| &service.settings.out_of_memory) {
-        Some(OutOfMemorySignal::Throw) => throw_function().map_or(Ok(ptr::null_mut()), Err),
+    match service.map(|service| (service, &service.settings.out_of_memory)) {
+        Some((service, OutOfMemorySignal::Throw)) => {
+            // A call that failed for another reason has printed it.
+            let message = served.map(|_| service.out_of_memory(bytes as u64, device));
+            exception(message.as_deref()).map_or(Ok(ptr::null_mut()), Err)
+        }
         _ => Ok(ptr::null_mut()),
     }
 }
@@ -222,14 +228,86 @@ fn handle(pointer: *mut c_void) -> u64 {
     pointer.expose_provenance() as u64
 }
 
+/// An exception that only has to be thrown. It owns nothing: see [`oomph_alloc`].
+enum ReadyException {
+    /// `std::bad_alloc`.
+    BadAlloc(ThrowBadAlloc),
+    /// PyTorch's `c10::OutOfMemoryError`, which Python gets as `torch.OutOfMemoryError`.
+    OutOfMemory(CxaThrow, *mut c_void, *const c_void, *const c_void),
+}
+
 /// `std::__throw_bad_alloc()`.
 type ThrowBadAlloc = unsafe extern "C-unwind" fn() -> !;
+/// `__cxa_throw(exception, its type, its destructor)`.
+type CxaThrow = unsafe extern "C-unwind" fn(*mut c_void, *const c_void, *const c_void) -> !;
 
-/// The function that throws `std::bad_alloc`; none if the program has no C++ library.
+/// `c10::SourceLocation`.
+#[repr(C)]
+struct SourceLocation {
+    function: *const c_char,
+    file: *const c_char,
+    line: u32,
+}
+
+/// A `std::string` of the GNU library whose text is not in the object itself.
+#[repr(C)]
+struct CppString {
+    text: *mut u8,
+    length: usize,
+    capacity: usize,
+    unused: usize,
+}
+
+/// More than a `c10::Error` has in any release; it has about 130 bytes.
+const ERROR_BYTES: usize = 1024;
+/// Words of a table of virtual functions before the first function, the destructor.
+const BEFORE_FUNCTIONS: usize = 2;
+
+/// What to throw when memory has run out; `None` if the program has no C++ library.
 ///
 /// PyTorch treats any pointer from a plugin that replaces its whole allocator as memory, null
-/// included. Only an exception stops it.
-fn throw_function() -> Option<ThrowBadAlloc> {
+/// included. Only an exception stops it. In a program without PyTorch that is `std::bad_alloc`.
+fn exception(message: Option<&str>) -> Option<ReadyException> {
+    if let Some(ready) = message.and_then(pytorch_exception) {
+        return Some(ready);
+    }
     // SAFETY: the function has always had this type.
-    unsafe { cpp_function::<ThrowBadAlloc>(b"_ZSt17__throw_bad_allocv") }
+    let throw = unsafe { loaded_symbol::<ThrowBadAlloc>(CPP_LIBRARY, b"_ZSt17__throw_bad_allocv") };
+    throw.map(ReadyException::BadAlloc)
+}
+
+/// PyTorch's own exception with this message; `None` if PyTorch is not loaded, or is built for an older C++ library, which
+/// has another `std::string`.
+fn pytorch_exception(message: &str) -> Option<ReadyException> {
+    type New = unsafe extern "C" fn(usize) -> *mut c_void;
+    type MakeError = unsafe extern "C" fn(*mut c_void, SourceLocation, *mut CppString);
+
+    const MAKE_ERROR: &[u8] =
+        b"_ZN3c105ErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE";
+    // SAFETY: the types are those of the C++ runtime (Itanium ABI) and of `c10/util/Exception.h`. The mangled name contains
+    // the types of the arguments: a release with others has another name.
+    let (new, make_exception, throw, make_error, kind, functions) = unsafe {
+        (
+            loaded_symbol::<New>(CPP_LIBRARY, b"_Znwm")?,
+            loaded_symbol::<New>(CPP_LIBRARY, b"__cxa_allocate_exception")?,
+            loaded_symbol::<CxaThrow>(CPP_LIBRARY, b"__cxa_throw")?,
+            loaded_symbol::<MakeError>("libc10.so", MAKE_ERROR)?,
+            loaded_symbol::<*const c_void>("libc10_cuda.so", b"_ZTIN3c1016OutOfMemoryErrorE")?,
+            loaded_symbol::<*const *const c_void>("libc10_cuda.so", b"_ZTVN3c1016OutOfMemoryErrorE")?,
+        )
+    };
+    let location = SourceLocation { function: c"oomph_alloc".as_ptr(), file: c"liboomph.so".as_ptr(), line: 0 };
+    // SAFETY: the string's text is allocated as C++ does it, with a zero at its end, and moved into the error. An
+    // `OutOfMemoryError` is an `Error` with its own table of functions and no member of its own.
+    unsafe {
+        let text = new(message.len() + 1).cast::<u8>();
+        text.copy_from_nonoverlapping(message.as_ptr(), message.len());
+        text.add(message.len()).write(0);
+        let mut string = CppString { text, length: message.len(), capacity: message.len(), unused: 0 };
+        let error = make_exception(ERROR_BYTES);
+        make_error(error, location, &raw mut string);
+        let functions = functions.add(BEFORE_FUNCTIONS);
+        error.cast::<*const *const c_void>().write(functions);
+        Some(ReadyException::OutOfMemory(throw, error, kind, functions.read()))
+    }
 }

@@ -134,6 +134,12 @@ impl GpuService {
         self.watch.snapshot(self.number, &self.streams, self.arenas.layout().as_ref(), events)
     }
 
+    /// Bytes reserved, and bytes in blocks.
+    pub(crate) fn held(&self) -> (u64, u64) {
+        let current = self.arenas.stats().current;
+        (current.reserved, current.allocated)
+    }
+
     pub(crate) fn reserved(&self) -> u64 {
         self.arenas.stats().current.reserved
     }

@@ -111,6 +111,27 @@ impl AllocatorService {
         gpu.alloc(bytes, stream)
     }
 
+    /// What a program is told when memory has run out. It begins as PyTorch's own message does: trainers look for that.
+    fn out_of_memory(&self, bytes: u64, device: i32) -> String {
+        let start = format!("CUDA out of memory. Tried to allocate {}.", Bytes(bytes));
+        let Some(gpu) = self.opened(device) else { return start };
+        let gpu = lock(&gpu);
+        let (total, free) = gpu.memory();
+        let (reserved, allocated) = gpu.held();
+        let limit = self.settings.limit.map_or_else(String::new, |limit| format!(" It may hold {}.", Bytes(limit)));
+        format!(
+            "{start} GPU {device} has a total capacity of {} of which {} is free. The allocator {} of liboomph.so holds {}: {} in \
+             blocks of the program, and {} in its cache, in pieces that do not fit.{limit} Record the program with oomph.record(), \
+             and `oomph advise` and `oomph inspect` show who holds the memory.",
+            Bytes(total),
+            Bytes(free),
+            self.settings.strategy,
+            Bytes(reserved),
+            Bytes(allocated),
+            Bytes(reserved.saturating_sub(allocated))
+        )
+    }
+
     /// Frees a block of a request for `bytes`.
     fn free(&self, address: Address, bytes: u64, device: i32, stream: u64) -> Result<(), ServiceError> {
         let gpu = self.opened(device).ok_or(ServiceError::Unknown(address))?;

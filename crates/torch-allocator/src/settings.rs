@@ -32,7 +32,8 @@ pub(crate) enum OutOfMemorySignal {
     /// A null pointer. PyTorch checks for it only where a plugin serves a `MemPool`.
     #[default]
     Null,
-    /// `std::bad_alloc` is thrown. A plugin that replaces PyTorch's whole allocator needs this.
+    /// PyTorch's `OutOfMemoryError` is thrown, or `std::bad_alloc` without PyTorch. A plugin that replaces PyTorch's whole
+    /// allocator needs this.
     Throw,
 }
 

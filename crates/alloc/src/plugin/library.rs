@@ -285,7 +285,7 @@ impl ExceptionGuard {
     /// To be called after the plugin was loaded, because that may load the C++ library.
     fn find() -> ExceptionGuard {
         // SAFETY: the function has this type in every implementation of the ABI.
-        ExceptionGuard { for_each_element: unsafe { cpp_function(b"__cxa_vec_cleanup") } }
+        ExceptionGuard { for_each_element: unsafe { loaded_symbol(CPP_LIBRARY, b"__cxa_vec_cleanup") } }
     }
 
     fn call<R, F: FnOnce() -> R>(self, call: F) -> Option<R> {
@@ -306,26 +306,29 @@ extern "C-unwind" fn enter<R, F: FnOnce() -> R>(guarded: *mut c_void) {
     guarded.result = guarded.call.take().map(|call| call());
 }
 
-/// A function of the process's C++ library by its symbol; `None` where no such library is loaded.
+/// The C++ library of a process.
+pub const CPP_LIBRARY: &str = "libstdc++.so.6";
+
+/// A symbol of a library that the process has loaded; `None` where it has not, or the library lacks the symbol.
 ///
 /// # Safety
-/// `F` is the type of a pointer to the function of that name.
+/// `F` is the type of a pointer to what has that name.
 #[cfg(target_os = "linux")]
-pub unsafe fn cpp_function<F: Copy>(symbol: &[u8]) -> Option<F> {
+pub unsafe fn loaded_symbol<F: Copy>(library: &str, symbol: &[u8]) -> Option<F> {
     use libloading::os::unix::{Library, RTLD_LAZY};
 
     // SAFETY: with this flag a library is only found if it is loaded already, so no code runs.
-    let library = unsafe { Library::open(Some("libstdc++.so.6"), RTLD_LAZY | libc::RTLD_NOLOAD) }.ok()?;
+    let library = unsafe { Library::open(Some(library), RTLD_LAZY | libc::RTLD_NOLOAD) }.ok()?;
     // SAFETY: the caller vouches for the type.
     let found = unsafe { library.get::<F>(symbol) }.map(|found| *found).ok();
-    // The library must stay loaded as long as the function may be called.
+    // The library must stay loaded as long as what was found may be used.
     std::mem::forget(library);
     found
 }
 
-/// On other systems the name of the C++ library is not known.
+/// On other systems the names of libraries are not known.
 #[cfg(not(target_os = "linux"))]
-pub unsafe fn cpp_function<F: Copy>(_symbol: &[u8]) -> Option<F> {
+pub unsafe fn loaded_symbol<F: Copy>(_library: &str, _symbol: &[u8]) -> Option<F> {
     None
 }
 

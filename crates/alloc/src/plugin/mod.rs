@@ -23,7 +23,7 @@ mod symbols;
 mod threads;
 mod watchdog;
 
-pub use library::cpp_function;
+pub use library::{CPP_LIBRARY, loaded_symbol};
 #[cfg(unix)]
 pub use process::{HostProgram, host, host_with};
 pub use watchdog::{CALL_MARK, HANG_MARK};

@@ -42,7 +42,7 @@ function rulerOn(sheet, needed, sizes) {
     svg('text', { x: x(tick), y: floor + 19, 'text-anchor': anchor }, sheet.root).textContent = bytes(tick);
   }
   svg('line', { class: 'axis', x1: left, x2: right, y1: floor, y2: floor }, sheet.root);
-  svg('text', { x: (left + right) / 2, y: floor + 37, 'text-anchor': 'middle' }, sheet.root).textContent = 'memory that the program takes; dashed: what cards have left for it';
+  svg('text', { x: (left + right) / 2, y: floor + 37, 'text-anchor': 'middle' }, sheet.root).textContent = narrow ? 'dashed: what cards have for a program' : 'memory that the program takes; dashed: what cards have left for it';
   needed.forEach(({ kib, fits }, place) => {
     const state = fits === false ? 'lacks' : fits === true ? 'fits' : 'open';
     svg('rect', { class: `ruler-bar ${state}`, x: left, y: top + place * rowHeight + 20, width: Math.max(1, x(kib) - left), height: 20, rx: 2 }, sheet.root);
@@ -54,7 +54,8 @@ function rulerOn(sheet, needed, sizes) {
     const enough = sizes.find(({ kib }) => kib >= bar.kib);
     const fits = bar.fits ?? null;
     const verdict = fits === false ? '✗ does not fit' : fits === true ? '✓ fits' : enough ? `the smallest card that holds it: ${enough.names[0]}` : 'no card here holds it';
-    const text = `${bar.name}: ${bytes(bar.kib)}, ${verdict}`;
+    // A long name is cut at its end: on a phone the verdict comes before it.
+    const text = narrow ? `${bytes(bar.kib)}, ${verdict}: ${bar.name}` : `${bar.name}: ${bytes(bar.kib)}, ${verdict}`;
     svg('text', { class: 'strong', x: left, y: y + 14 }, sheet.root).textContent = fitted(text, right - left);
     const rowsOf = [['memory', bytes(bar.kib)], ['verdict', verdict]];
     if (enough) rowsOf.push([`left on ${enough.names[0]}`, bytes(enough.kib - bar.kib)]);
