@@ -309,3 +309,28 @@ def test_graphs_are_refused_where_pytorch_has_no_hooks_for_them(
     with pytest.warns(RuntimeWarning, match="PyTorch 2.1.0 cannot tell another allocator"):
         reason = _serve_graphs(torch, hooks, ctypes.CDLL(library), "oomph")
     assert reason is not None and "graphs need a later release" in reason
+
+
+FORKED = """
+import os, torch, oomph
+oomph.use_allocator(limit="4GiB")
+kept = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+torch.cuda.set_per_process_memory_fraction(0.1)
+try:
+    torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
+except torch.OutOfMemoryError as error:
+    print("message", error)
+child = os.fork()
+if child == 0:
+    # As a worker of a data loader that ends: exit handlers run.
+    raise SystemExit(0)
+print("child ended with", os.waitpid(child, 0)[1])
+"""
+
+
+def test_fraction_is_kept_and_forked_processes_are_silent(library: str, tmp_path: Path) -> None:
+    ran = shadow.rehearse(FORKED, tmp_path, "24GiB")
+    assert "message CUDA out of memory. Tried to allocate 2.00 GiB" in ran.stdout, ran.stdout
+    assert "It may hold 2.4" in ran.stdout, ran.stdout
+    assert "child ended with 0" in ran.stdout, ran.stdout
+    assert ran.stdout.count("oomph: oomph on device 0") == 1, ran.stdout

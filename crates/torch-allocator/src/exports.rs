@@ -206,6 +206,9 @@ fn open() -> Option<AllocatorService> {
 extern "C" fn write_statistics() {
     let _ = catch_unwind(|| {
         let Some(service) = SERVICE.get().and_then(Option::as_ref) else { return };
+        if service.process != std::process::id() {
+            return;
+        }
         let statistics = service.statistics();
         let Some(file) = &service.settings.statistics_file else {
             let _ = io::stderr().write_all(statistics.to_string().as_bytes());

@@ -8,7 +8,7 @@ use super::{
     history::{GpuSnapshot, HistorySettings, Watch},
     pools::{Arenas, PoolKey, RouteFilter},
 };
-use oomph_alloc::device::{Device, DeviceSpec, cuda, wrap::capped};
+use oomph_alloc::device::{Device, DeviceSpec, cuda, wrap::LimitedDevice};
 use oomph_alloc::strategy::{Attempt, Caller, Context, Control, Request, Setup, StrategyError};
 use oomph_base::{Address, SiteId, StreamId, ThreadId};
 
@@ -16,7 +16,11 @@ use oomph_base::{Address, SiteId, StreamId, ThreadId};
 pub(crate) struct GpuService {
     number: i32,
     arenas: Arenas,
-    device: Box<dyn Device>,
+    device: LimitedDevice<Box<dyn Device>>,
+    /// The most bytes to hold, as the environment says.
+    limit: Option<u64>,
+    /// The most to hold as a fraction of the GPU, as the program says.
+    fraction: f64,
     /// The driver handles of the program's streams, by our stream number.
     streams: Vec<u64>,
     /// Whether this is a real GPU: then the program's own context must be current again after each
@@ -38,7 +42,7 @@ impl GpuService {
             Some(spec) => spec.clone(),
             None => format!("cuda:{number}").parse()?,
         };
-        let mut device = capped(spec.open_as_guest()?, settings.limit);
+        let mut device = LimitedDevice::to(settings.limit.unwrap_or(u64::MAX), spec.open_as_guest()?);
         let (spec, props, limit) = (settings.strategy.clone(), device.props().clone(), settings.limit);
         let build = move || Ok(spec.build(&Setup { props: &props, limit })?);
         let strategy = build()?;
@@ -46,13 +50,14 @@ impl GpuService {
         let streams = vec![device.stream_handle(StreamId::DEFAULT)];
         let free = device.memory_info().map_or(device.props().total_bytes, |info| info.free);
         let watch = Watch::new(Comparison::new(settings, device.props(), free), history);
-        Ok(GpuService { number, arenas: Arenas::new(strategy, Box::new(build)), device, streams, is_real, watch })
+        let arenas = Arenas::new(strategy, Box::new(build));
+        Ok(GpuService { number, arenas, device, limit, fraction: 1.0, streams, is_real, watch })
     }
 
     pub(crate) fn alloc(&mut self, bytes: u64, stream: u64) -> Result<Option<Address>, ServiceError> {
         let request = Request { bytes, stream: self.stream(stream)?, thread: ThreadId(0), site: SiteId(0) };
         let _guard = self.is_real.then(cuda::keep_context);
-        let mut cx = Context { device: &mut *self.device, sink: &mut self.watch };
+        let mut cx = Context { device: &mut self.device, sink: &mut self.watch };
         Ok(match self.arenas.alloc(&mut cx, &request, &self.streams)? {
             Attempt::Served(block, _) => {
                 self.watch.served(&self.arenas.stats(), block.address, block.size, bytes, request.stream);
@@ -102,7 +107,18 @@ impl GpuService {
         if fraction < 1.0 {
             self.watch.comparison.give_up("the program set a memory fraction");
         }
-        Ok(self.with_arenas(|arenas, cx| arenas.control(cx, &Control::Fraction(fraction)))?)
+        self.with_arenas(|arenas, cx| arenas.control(cx, &Control::Fraction(fraction)))?;
+        // Not every strategy has a limit of its own.
+        self.fraction = fraction;
+        self.device.set_cap(self.cap().unwrap_or(u64::MAX));
+        Ok(())
+    }
+
+    /// The most bytes to hold, by the environment and the program.
+    pub(crate) fn cap(&self) -> Option<u64> {
+        let total = self.device.props().total_bytes;
+        let part = (self.fraction < 1.0).then_some((total as f64 * self.fraction) as u64);
+        self.limit.into_iter().chain(part).min()
     }
 
     /// PyTorch's `beginAllocateToPool`.
@@ -165,7 +181,7 @@ impl GpuService {
     /// Calls the strategies. On a real GPU the program's own context is current again afterwards.
     pub(crate) fn with_arenas<T>(&mut self, call: impl FnOnce(&mut Arenas, &mut Context<'_>) -> T) -> T {
         let _guard = self.is_real.then(cuda::keep_context);
-        call(&mut self.arenas, &mut Context { device: &mut *self.device, sink: &mut self.watch })
+        call(&mut self.arenas, &mut Context { device: &mut self.device, sink: &mut self.watch })
     }
 
     /// Our number of a stream. A program has few streams: a linear search is faster than hashing.

@@ -26,7 +26,7 @@ pub use pools::{oomph_begin_pool, oomph_driver_calls, oomph_end_pool, oomph_rele
 
 use std::{
     collections::BTreeMap,
-    fmt,
+    fmt, process,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -79,6 +79,8 @@ enum ServiceError {
 #[derive(Debug)]
 struct AllocatorService {
     settings: ServiceSettings,
+    /// The process that opened it. A forked one cannot use its GPUs, and its counters are copies.
+    process: u32,
     /// By device number. A GPU stays open once it was opened.
     gpus: Mutex<BTreeMap<i32, Arc<Mutex<GpuService>>>>,
     /// The history that is kept now.
@@ -93,6 +95,7 @@ impl AllocatorService {
     fn new(settings: ServiceSettings) -> AllocatorService {
         AllocatorService {
             settings,
+            process: process::id(),
             gpus: Mutex::default(),
             history: Mutex::default(),
             with_stacks: AtomicBool::new(false),
@@ -118,7 +121,7 @@ impl AllocatorService {
         let gpu = lock(&gpu);
         let (total, free) = gpu.memory();
         let (reserved, allocated) = gpu.held();
-        let limit = self.settings.limit.map_or_else(String::new, |limit| format!(" It may hold {}.", Bytes(limit)));
+        let limit = gpu.cap().map_or_else(String::new, |limit| format!(" It may hold {}.", Bytes(limit)));
         format!(
             "{start} GPU {device} has a total capacity of {} of which {} is free. The allocator {} of liboomph.so holds {}: {} in \
              blocks of the program, and {} in its cache, in pieces that do not fit.{limit} Record the program with oomph.record(), \
@@ -356,6 +359,26 @@ mod tests {
 
     fn native(service: &AllocatorService) -> Option<NativeVerdict> {
         service.statistics().devices.remove(0).native
+    }
+
+    #[test]
+    fn a_memory_fraction_is_kept_by_every_strategy() {
+        for strategy in ["oomph", "caching", "tlsf"] {
+            let variables = |name: &str| match name {
+                "OOMPH_STRATEGY" => Some(strategy.to_owned()),
+                "OOMPH_DEVICE" => Some("sim:8GiB".to_owned()),
+                _ => None,
+            };
+            let service = AllocatorService::new(ServiceSettings::read(variables).unwrap());
+            service.memory_fraction(0.25, 0).unwrap();
+            let served = (0..8).filter(|_| service.alloc(512 << 20, 0, 0).unwrap().is_some()).count();
+            assert_eq!(served, 4, "{strategy}");
+            let message = service.out_of_memory(512 << 20, 0);
+            assert!(message.starts_with("CUDA out of memory. Tried to allocate 512 MiB."), "{message}");
+            assert!(message.contains("It may hold 2.00 GiB."), "{message}");
+            service.memory_fraction(1.0, 0).unwrap();
+            assert!(service.alloc(512 << 20, 0, 0).unwrap().is_some(), "{strategy}");
+        }
     }
 
     #[test]

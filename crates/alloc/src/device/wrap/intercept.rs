@@ -145,6 +145,11 @@ impl<P> LimitedDevice<P> {
     pub fn to(bytes: u64, device: P) -> Self {
         InterceptedDevice::new(device, MemoryCap { bytes })
     }
+
+    /// Another cap from now on. What is held beyond it stays.
+    pub fn set_cap(&mut self, bytes: u64) {
+        self.interceptor.bytes = bytes;
+    }
 }
 
 /// The device, with a cap where there is one.
