@@ -362,6 +362,23 @@ mod tests {
     }
 
     #[test]
+    fn every_device_has_its_own_memory() {
+        let variables = |name: &str| match name {
+            "OOMPH_DEVICE" => Some("sim:4GiB".to_owned()),
+            _ => None,
+        };
+        let service = AllocatorService::new(ServiceSettings::read(variables).unwrap());
+        let blocks = [0, 1].map(|device| service.alloc(3 << 30, device, 0).unwrap().unwrap());
+        assert_eq!([0, 1, 2].map(|device| service.reserved(device)), [3 << 30, 3 << 30, 0]);
+        assert!(service.alloc(3 << 30, 1, 0).unwrap().is_none());
+        assert!(matches!(service.free(blocks[1], 3 << 30, 2, 0), Err(ServiceError::Unknown(_))));
+        service.free(blocks[1], 3 << 30, 1, 0).unwrap();
+        service.memory_fraction(0.5, 1).unwrap();
+        assert!(service.alloc(2 << 30, 1, 0).unwrap().is_some() && service.reserved(0) == 3 << 30);
+        assert!(matches!(service.alloc(1, -1, 0), Err(ServiceError::NoDevice(-1))));
+    }
+
+    #[test]
     fn a_memory_fraction_is_kept_by_every_strategy() {
         for strategy in ["oomph", "caching", "tlsf"] {
             let variables = |name: &str| match name {
