@@ -74,7 +74,7 @@ pub(super) fn threshold_answer(context: &PageContext<'_>, data: &mut ChartData) 
     let caption = strip_caption(count, (count, "workloads")) + &left_out(rows.iter().map(|row| row.strategy.as_str()));
     let question = question(context.runs.runs, suite, "How much memory does each strategy need?");
     let picture = place_chart(data, FirstChart::Strips(chart), "Memory needed over live bytes, by strategy");
-    Some(Answer { question, sentence, picture, caption, more: String::new() })
+    Some(Answer { question, sentence, picture, caption, ..Answer::default() })
 }
 
 /// The strategies that need the least, and PyTorch's allocator. The search has no driver time, so none of them is the answer alone.
@@ -190,7 +190,7 @@ pub(super) fn technique_answer(context: &PageContext<'_>, data: &mut ChartData) 
     let chart = FirstChart::Techniques(TechniqueChart { models });
     let picture = place_chart(data, chart, "Memory of techniques against the time of a step");
     let question = question(context.runs.runs, "techniques", "Which technique saves memory, and at what cost?");
-    Some(Answer { question, sentence, picture, caption, more: String::new() })
+    Some(Answer { question, sentence, picture, caption, ..Answer::default() })
 }
 
 /// The most saved without and with an effect on the numbers.
@@ -275,7 +275,7 @@ pub(super) fn claim_answer(context: &PageContext<'_>) -> Option<Answer> {
         wrong.len().min(MOST_CARDS)
     );
     let question = question(context.runs.runs, "claims", "Which published claims are true?");
-    Some(Answer { question, sentence, picture, caption, more })
+    Some(Answer { question, sentence, picture, caption, more, ..Answer::default() })
 }
 
 /// A claim, who states it, what happens, and what was measured: by PyTorch if it was asked, then on the GPU, then simulated.

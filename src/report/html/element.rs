@@ -70,6 +70,9 @@ const LOOKS: &[(&str, StrategyLook)] = &[
     ("null", StrategyLook(6, 2, 4)),
     ("address", StrategyLook(7, 2, 0)),
 ];
+/// The looks of settings by their role in an answer: colours that differ most.
+const ROLES: &[(&str, StrategyLook)] =
+    &[("now: ", StrategyLook(0, 0, 0)), ("fix: ", StrategyLook(1, 0, 1)), ("closest: ", StrategyLook(1, 0, 1))];
 const COLOURS: u64 = 8;
 /// Besides the solid line.
 const DASHES: u64 = 3;
@@ -79,6 +82,9 @@ impl StrategyLook {
     /// A strategy with other parameters has the colour of its name. What is not in the list, such as a plugin, gets a look
     /// by a hash of its name.
     pub(super) fn of(strategy: &str) -> StrategyLook {
+        if let Some((_, look)) = ROLES.iter().find(|(role, _)| strategy.starts_with(role)) {
+            return *look;
+        }
         let known = |name: &str| LOOKS.iter().find(|(known, _)| *known == name).map(|(_, look)| *look);
         known(strategy).unwrap_or_else(|| {
             // FNV-1a: the same on every machine and in every release.
@@ -473,6 +479,8 @@ mod tests {
             }
         }
         assert_eq!(StrategyLook::of("plugin:./a.so"), StrategyLook::of("plugin:./a.so"));
+        assert_eq!(StrategyLook::of("now: (defaults)"), StrategyLook::of("now: max_split_size_mb:64"));
+        assert_ne!(StrategyLook::of("now: (defaults)"), StrategyLook::of("fix: (defaults)"));
         assert_eq!(StrategyLook::of("caching:max_split_size_mb:20").0, StrategyLook::of("caching").0);
     }
 

@@ -25,11 +25,14 @@ use crate::{
 };
 
 /// A question, its answer, and what shows it.
+#[derive(Default)]
 pub(super) struct Answer {
     /// As text.
     pub(super) question: String,
     /// One sentence, as HTML.
     pub(super) sentence: String,
+    /// Who ran out of memory under a limit, why, and what completes: a second sentence, as HTML; empty without limits.
+    pub(super) under_limits: String,
     /// The chart, as HTML.
     pub(super) picture: String,
     /// How to read the chart: one line, as HTML.
@@ -41,8 +44,12 @@ pub(super) struct Answer {
 impl Answer {
     /// Everything below the question.
     pub(super) fn html(&self) -> String {
-        let Answer { sentence, picture, caption, more, .. } = self;
-        format!("<p class=\"answer\">{sentence}</p>\n{picture}<p class=\"reading\">{caption}</p>\n{more}")
+        let Answer { sentence, under_limits, picture, caption, more, .. } = self;
+        let mut html = format!("<p class=\"answer\">{sentence}</p>\n");
+        if !under_limits.is_empty() {
+            let _ = writeln!(html, "<p class=\"answer\">{under_limits}</p>");
+        }
+        html + picture + &format!("<p class=\"reading\">{caption}</p>\n{more}")
     }
 }
 
@@ -280,7 +287,7 @@ fn on_cards(data: &mut ChartData, record: &CaseRecord, question: String) -> Answ
     };
     let caption =
         format!("A bar that ends left of a dashed line fits into what that card has left for a program.{spare}");
-    Answer { question, sentence, picture, caption, more: String::new() }
+    Answer { question, sentence, picture, caption, ..Answer::default() }
 }
 
 /// How a strategy stands: the marks of its row.
@@ -504,9 +511,7 @@ fn strips(
     let verb = if strips.is_by_need { "needs" } else { "reserves" };
     let chart = strips.chart();
     let shown = chart.workloads.len();
-    let mut sentence = compared(&strips.standings(), base(context.runs.runs), verb, (count, what));
-    sentence.push_str(&under_limits(groups));
-    sentence.push('.');
+    let sentence = compared(&strips.standings(), base(context.runs.runs), verb, (count, what)) + ".";
     let caption = match count {
         1 => "Dot: what the strategy takes; left is better.".to_owned(),
         _ if chart.time_axis.is_empty() => strip_caption(shown, (count, what)),
@@ -514,10 +519,11 @@ fn strips(
     } + &left_out(cases.iter().map(|record| record.strategy.as_str()));
     let label = format!("{}, one row for each strategy", chart.axis);
     let more = strips.table();
-    Answer { question, sentence, picture: place_chart(data, FirstChart::Strips(chart), &label), caption, more }
+    let picture = place_chart(data, FirstChart::Strips(chart), &label);
+    Answer { question, sentence, under_limits: under_limits(groups), picture, caption, more }
 }
 
-/// Who ran out of memory under a limit, behind a sentence; empty without limits.
+/// [`Answer::under_limits`].
 fn under_limits(groups: &[(&CaseGroup<'_>, &str)]) -> String {
     let limited: Vec<&CaseRecord> = groups
         .iter()
@@ -527,7 +533,7 @@ fn under_limits(groups: &[(&CaseGroup<'_>, &str)]) -> String {
     let failed: Vec<&CaseRecord> = limited.iter().copied().filter(|record| record.status == Status::Oom).collect();
     match (&*limited, &*failed) {
         ([], _) => String::new(),
-        (_, []) => format!(". Under a limit, all {} complete", counted(limited.len(), "case", "cases")),
+        (_, []) => format!("Under a limit, all {} complete.", counted(limited.len(), "case", "cases")),
         (_, [one, ..]) => {
             let is_one =
                 failed.iter().all(|record| record.workload == one.workload && record.limit_bytes == one.limit_bytes);
@@ -538,14 +544,14 @@ fn under_limits(groups: &[(&CaseGroup<'_>, &str)]) -> String {
                 .collect();
             match is_one && failed.len() <= MOST_NAMED {
                 true => format!(
-                    ". With {} for {}, {} {} out of memory{}",
+                    "With {} for {}, {} {} out of memory{}.",
                     Bytes(one.limit_bytes.unwrap_or(0)),
                     code(&one.workload),
                     listed(&who),
                     if who.len() == 1 { "runs" } else { "run" },
                     cause_and_remedy(&limited, one)
                 ),
-                false => format!(". Under a limit, {} of {} cases run out of memory", failed.len(), limited.len()),
+                false => format!("Under a limit, {} of {} cases run out of memory.", failed.len(), limited.len()),
             }
         }
     }
@@ -666,7 +672,7 @@ fn outcomes(context: &PageContext<'_>, groups: &[(&CaseGroup<'_>, &str)], questi
             .to_owned()
             + &limits_in_words(groups)
             + &left_out(strategies.iter().copied()).replace("Left out", "Not in the sentence");
-    Answer { question, sentence: outcome_sentence(&rows), picture, caption, more: String::new() }
+    Answer { question, sentence: outcome_sentence(&rows), picture, caption, ..Answer::default() }
 }
 
 /// The limits of the cases, behind a caption.
@@ -896,12 +902,12 @@ mod tests {
         records.extend([fragmented, within("b", "oomph")]);
         let (answer, _) = answered(records);
         assert!(
-            answer.sentence.ends_with(
-                ". With 1.00 GiB for <code>b</code>, <code>caching</code> (step 7) runs out of memory by fragmentation: 2.00 \
+            answer.under_limits.starts_with(
+                "With 1.00 GiB for <code>b</code>, <code>caching</code> (step 7) runs out of memory by fragmentation: 2.00 \
                  MiB are requested, 3.00 MiB are free, but not in one piece; <code>oomph</code> completes."
             ),
             "{}",
-            answer.sentence
+            answer.under_limits
         );
     }
 

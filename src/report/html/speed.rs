@@ -89,7 +89,7 @@ pub(super) fn answer(context: &PageContext<'_>, data: &mut ChartData, suite: &st
     };
     let picture = place_chart(data, FirstChart::Strips(chart), "Time per operation, one row for each strategy");
     let question = question(context.runs.runs, suite, "How fast is each strategy?");
-    Some(Answer { question, sentence, picture, caption, more: String::new() })
+    Some(Answer { question, sentence, picture, caption, ..Answer::default() })
 }
 
 /// The fastest, and how the others compare; `None` if nothing was timed.

@@ -1,5 +1,8 @@
 // Memory over time: all strategies with live bytes below them, or one strategy by category.
 
+/** The colours of categories, in their order: those of the memory map, where no other mark needs them; grey is not known. */
+const CATEGORY_TINTS = ['c0', 'c8', 'c2', 'c3', 'c4', 'c7', 'c6', 'c9', 'c5', 'c1'];
+
 function drawTimeline(host, chart, data) {
   const hidden = (pageState.get('hide') || '').split('|');
   const shown = new Set(chart.cases.map((_, place) => place).filter((place) => !hidden.includes(data.strategies[chart.cases[place].strategy])));
@@ -151,7 +154,7 @@ function drawTimeline(host, chart, data) {
     data.categories.forEach((_, place) => {
       const roof = points.map((point, i) => floor[i] + point[place + 1]);
       if (points.some((point) => point[place + 1] > 0)) {
-        plot.area(layer, xs, roof, { class: `c${place}`, fill: 'currentColor', 'fill-opacity': 0.8 }, floor);
+        plot.area(layer, xs, roof, { class: CATEGORY_TINTS[place], fill: 'currentColor', 'fill-opacity': 0.8 }, floor);
       }
       floor = roof;
     });
@@ -185,7 +188,7 @@ function drawTimeline(host, chart, data) {
   function readStack(x, one) {
     if (hasEnded(one, x)) return [[colour(one), name(one), 'ended']];
     const point = one.categories[placeOf(one.categories.map((each) => each[0]), x)] || [];
-    const rows = data.categories.map((category, place) => [`c${place}`, category, bytes(point[place + 1] || 0), undefined, point[place + 1]]);
+    const rows = data.categories.map((category, place) => [CATEGORY_TINTS[place], category, bytes(point[place + 1] || 0), undefined, point[place + 1]]);
     const filled = rows.filter((row) => row[4] > 0).map((row) => row.slice(0, 3));
     return [['', 'reserved', bytes(one.reserved.max[placeOf(one.events, x)])], ...filled.reverse()];
   }
@@ -233,7 +236,7 @@ function drawTimeline(host, chart, data) {
     if (isStacked()) {
       data.categories.forEach((category, place) => {
         const present = chart.cases[state.stacked].categories.some((point) => point[place + 1] > 0);
-        if (present) keys.append(html('span', { class: 'key' }, html('span', { class: `swatch c${place}` }), category));
+        if (present) keys.append(html('span', { class: 'key' }, html('span', { class: `swatch ${CATEGORY_TINTS[place]}` }), category));
       });
       keys.append(key((sample) => svg('line', { class: 'bound', x1: 0, x2: 26, y1: 5, y2: 5 }, sample), 'reserved'));
       return;
