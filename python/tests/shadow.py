@@ -42,6 +42,18 @@ def binary() -> str:
     return path
 
 
+def library(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The path of `liboomph.so`, in the package or beside the program."""
+    from oomph.allocator import find_library
+    from oomph.binary import OomphError
+
+    monkeypatch.setenv("OOMPH_BINARY", binary())
+    try:
+        return find_library()
+    except OomphError as error:
+        pytest.skip(str(error))
+
+
 def torch_site() -> str:
     path = os.environ.get("OOMPH_TORCH_SITE") or str(REPOSITORY / "target" / "rehearse-site")
     if not os.path.isdir(os.path.join(path, "torch")):

@@ -18,11 +18,7 @@ from oomph.binary import OomphError
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("OOMPH_BINARY", shadow.binary())
-    try:
-        return find_library()
-    except OomphError as error:
-        pytest.skip(str(error))
+    return shadow.library(monkeypatch)
 
 
 @pytest.mark.parametrize(

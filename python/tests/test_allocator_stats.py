@@ -11,18 +11,12 @@ from typing import Any, Dict
 import pytest
 import shadow
 
-from oomph.allocator import find_library
 from oomph.allocator_stats import without_rows
-from oomph.binary import OomphError
 
 
 @pytest.fixture(autouse=True)
 def library(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("OOMPH_BINARY", shadow.binary())
-    try:
-        return find_library()
-    except OomphError as error:
-        pytest.skip(str(error))
+    return shadow.library(monkeypatch)
 
 
 # The allocator is the value of PLUGGED; without it, PyTorch's own. Sizes vary, so that PyTorch's own

@@ -189,7 +189,7 @@ fn unsafe_text(value: &toml::Value) -> Option<String> {
 
 /// A path as text. Text that is UTF-8 stays as it is.
 ///
-/// A case names its source in JSON, and JSON has only text. A byte that is no UTF-8 is written as a zero character and two
+/// A case names its source in JSON, and JSON has only text. A byte that is not UTF-8 is written as a zero character and two
 /// hexadecimal digits: no path contains a zero.
 ///
 /// ```

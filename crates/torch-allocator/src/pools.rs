@@ -80,7 +80,7 @@ impl PoolArena {
 
 /// The first number of pools inside of a strategy.
 const INNER: u64 = u64::MAX;
-/// A pool that serves no request, because there is no such stream. Its use tells a strategy with pools of its own that a
+/// A pool that does not serve requests: a stream of this number does not exist. Its use tells a strategy with pools of its own that a
 /// capture is under way.
 const NO_POOL: (u64, Option<StreamId>) = (0, Some(StreamId(u16::MAX)));
 

@@ -85,7 +85,7 @@ impl ServiceSettings {
     }
 }
 
-/// PyTorch's allocator as the program would have it. An unknown setting is no error here: PyTorch's
+/// PyTorch's allocator as the program would have it. An unknown setting is not an error here: PyTorch's
 /// allocator is not used.
 fn native(variable: impl Fn(&str) -> Option<String>) -> String {
     let release = variable("OOMPH_TORCH_RELEASE").map(|release| format!("release:{release}"));

@@ -17,8 +17,8 @@ use super::{
     chart_data::{ChartData, kib},
     element::{BarPart, Cell, HtmlTable, PageSection, code, escape, listed, no_case, stacked},
     first_screen::{
-        Answer, FirstChart, StripChart, StripDot, StripRow, StripUnit, TEN, WorkloadList, id_pattern, is_fixed,
-        left_out, place_chart, question, short, strip_caption, times,
+        Answer, EXPANDABLE, FirstChart, StripChart, StripDot, StripRow, StripUnit, TEN, WorkloadList, id_pattern,
+        is_fixed, left_out, place_chart, question, short, strip_caption, times,
     },
     page_context::PageContext,
 };
@@ -97,7 +97,7 @@ fn threshold_sentence(decisive: &[(&str, f64)], workloads: usize) -> String {
 /// The strategies that a sentence about thresholds names.
 const BEST_NAMED: usize = 3;
 /// What PyTorch users have: named wherever they stand.
-const ALWAYS_NAMED: [&str; 2] = ["caching", "caching:expandable_segments:True"];
+const ALWAYS_NAMED: [&str; 2] = ["caching", EXPANDABLE];
 
 /// Memory against time of a step, for each model.
 #[derive(Debug, Default, Serialize)]

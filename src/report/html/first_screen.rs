@@ -301,7 +301,7 @@ pub(super) struct Standing<'a> {
 }
 
 /// PyTorch's allocator with the setting that saves most.
-const EXPANDABLE: &str = "caching:expandable_segments:True";
+pub(super) const EXPANDABLE: &str = "caching:expandable_segments:True";
 /// A strategy with more than this many times the driver time of the base is not the answer.
 const MUCH_SLOWER: f64 = 3.0;
 /// With fewer values the mark of nine in ten is the worst, and an interval of the median says little.
