@@ -11,6 +11,7 @@
 //!   second stream wait for the first, on the device.
 //! - While a CUDA graph is captured, and in the memory of captured graphs, a request is served by free memory of its own
 //!   stream or by new memory: nothing is moved, given back, waited for or passed from stream to stream.
+//! - A step that the program repeats is learned, and its blocks are placed together (`steps`): steady steps move nothing.
 //! - Driver calls are few: physical memory is created in large chunks, and neighbouring chunks are
 //!   mapped or unmapped in one call (`mapping`).
 //!
@@ -20,6 +21,7 @@
 mod mapping;
 mod page_heap;
 mod size_classes;
+mod steps;
 #[cfg(test)]
 mod tests;
 
@@ -28,6 +30,7 @@ use std::collections::{BTreeMap, VecDeque};
 use self::{
     mapping::ChunkMapping,
     size_classes::{BEST_TRIES, PageClasses, QUANTUM},
+    steps::{PlannedRange, StepHistory, StepPlan},
 };
 use super::{
     Attempt, Block, BlockView, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome, Parameter,
@@ -170,11 +173,14 @@ struct OomphCounters {
     blocks_taken_over: u64,
     slabs_made: u64,
     slabs_returned: u64,
+    steps_planned: u64,
+    plans_given_up: u64,
 }
 
 /// This project's own allocator, for one device.
 ///
-/// The `note` of a block is the slot of the slab that a small block was cut from, or [`NONE`].
+/// The `note` of a block is the slot of the slab that a small block was cut from, or [`NONE`]; the `region` of a live large
+/// block is its number in the history, or [`NONE`].
 #[derive(Clone, Debug)]
 struct OomphAllocator {
     settings: OomphSettings,
@@ -194,6 +200,12 @@ struct OomphAllocator {
     /// Blocks that other streams use, freed during a capture. An event of a capturing stream cannot be waited for, so they
     /// wait for the end of the capture first.
     postponed: VecDeque<u32>,
+    history: StepHistory,
+    /// The step that the program repeats.
+    plan: Option<StepPlan>,
+    /// The addresses of the plan, and the free blocks there.
+    planned: PlannedRange,
+    planned_free: BTreeMap<u64, u32>,
     counters: OomphCounters,
     stats: Stats,
 }
@@ -217,6 +229,10 @@ impl OomphAllocator {
             captures: 0,
             in_place: false,
             postponed: VecDeque::new(),
+            history: StepHistory::default(),
+            plan: None,
+            planned: PlannedRange::default(),
+            planned_free: BTreeMap::new(),
             counters: OomphCounters::default(),
             stats: Stats::default(),
         }
@@ -246,7 +262,28 @@ impl OomphAllocator {
             self.insert_free(rest);
         }
         self.stats.on_alloc(requested, rounded);
+        self.blocks[slot].region = NONE;
         (self.blocks.occupy(slot, requested), cut)
+    }
+
+    #[inline(always)]
+    fn served(&mut self, slot: u32, requested: u64, rounded: u64) -> Attempt {
+        let (block, cut) = self.hand_out(slot, requested, rounded);
+        Attempt::Served(block, if cut { Outcome::Split } else { Outcome::Hit })
+    }
+
+    /// Serves a request from the memory outside of a plan.
+    #[inline(always)]
+    fn alloc_anywhere(
+        &mut self,
+        cx: &mut Context<'_>,
+        request: &Request,
+        rounded: u64,
+    ) -> Result<Attempt, StrategyError> {
+        match self.find_cached(request.stream, rounded) {
+            Some(slot) => Ok(self.served(slot, request.bytes, rounded)),
+            None => self.alloc_slowly(cx, request, rounded),
+        }
     }
 
     /// Serves a request that no free block of its stream fits.
@@ -379,20 +416,29 @@ impl Strategy for OomphAllocator {
             self.complete_frees(cx, Patience::Poll)?;
         }
         let rounded = round_up(request.bytes, QUANTUM);
-        match self.find_cached(request.stream, rounded) {
-            Some(slot) => {
-                let (block, cut) = self.hand_out(slot, request.bytes, rounded);
-                Ok(Attempt::Served(block, if cut { Outcome::Split } else { Outcome::Hit }))
-            }
-            None => self.alloc_slowly(cx, request, rounded),
+        if rounded <= self.settings.small_limit || self.is_fixed() {
+            return self.alloc_anywhere(cx, request, rounded);
         }
+        let number = self.history.request((request.stream, rounded), self.stats.current.active);
+        let attempt = match self.take_planned(cx, (request.stream, rounded))? {
+            Some(slot) => self.served(slot, request.bytes, rounded),
+            None => self.alloc_anywhere(cx, request, rounded)?,
+        };
+        if let Attempt::Served(block, _) = &attempt {
+            self.blocks[block.slot].region = number;
+        }
+        Ok(attempt)
     }
 
     #[inline]
     fn free(&mut self, cx: &mut Context<'_>, block: Block, _: Caller) -> Result<Freed, StrategyError> {
         let piece = self.blocks.live(&block)?;
-        let (size, requested) = (piece.size, piece.requested);
-        if piece.is_shared() {
+        let MemoryPiece { size, requested, region, .. } = *piece;
+        let shared = piece.is_shared();
+        if region != NONE {
+            self.history.freed(region, shared);
+        }
+        if shared {
             if self.captures > 0 {
                 self.blocks[block.slot].state = PieceState::Pending;
                 self.postponed.push_back(block.slot);
@@ -454,6 +500,8 @@ impl Strategy for OomphAllocator {
     fn largest_free(&self, stream: StreamId) -> Option<u64> {
         let small = |free: &StreamFreeLists| free.small.largest(&self.blocks);
         let in_pages = self.free.iter().map(|free| free.pages.largest(&self.blocks)).max().unwrap_or(0);
+        let planned = self.planned_free.values().map(|&slot| self.blocks[slot].size).max().unwrap_or(0);
+        let in_pages = in_pages.max(planned);
         let in_slabs = self.free.iter().map(small).max().unwrap_or(0);
         // An empty slab goes back to the page heap when memory is needed there.
         let in_pages = if in_slabs == self.settings.slab_bytes { in_pages.max(in_slabs) } else { in_pages };
@@ -486,6 +534,8 @@ impl Strategy for OomphAllocator {
             ("blocks_taken_over", counters.blocks_taken_over),
             ("slabs_made", counters.slabs_made),
             ("slabs_returned", counters.slabs_returned),
+            ("steps_planned", counters.steps_planned),
+            ("plans_given_up", counters.plans_given_up),
         ]
     }
 

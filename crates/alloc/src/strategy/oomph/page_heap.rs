@@ -24,17 +24,20 @@ const RANGE_PER_DEVICE: u64 = 4;
 /// addresses are 128 TiB.
 const RANGES_IN_PLACE: u64 = 16;
 
+/// Chunks are halved at each of these percentages of free memory that cannot be moved.
+const LOST_PERCENT: [u64; 3] = [2, 4, 8];
+
 /// Neighbouring free blocks and gaps, in address order.
-type FreeRun = Vec<RunPart>;
+pub(super) type FreeRun = Vec<RunPart>;
 
 /// A free block or a gap.
 #[derive(Clone, Copy, Debug)]
-struct RunPart {
+pub(super) struct RunPart {
     slot: u32,
-    start: u64,
-    end: u64,
+    pub(super) start: u64,
+    pub(super) end: u64,
     /// The stream of a free block; `None` for a gap.
-    stream: Option<StreamId>,
+    pub(super) stream: Option<StreamId>,
 }
 
 /// The parts of runs that have memory.
@@ -44,7 +47,7 @@ fn mapped_parts(runs: &[FreeRun]) -> impl Iterator<Item = &[RunPart]> {
 
 /// Neighbouring chunks that are wholly free: they can be unmapped in one call.
 #[derive(Clone, Debug)]
-struct FreeChunks {
+pub(super) struct FreeChunks {
     start: u64,
     /// Their sizes, in address order.
     sizes: Vec<u64>,
@@ -53,7 +56,7 @@ struct FreeChunks {
 }
 
 impl FreeChunks {
-    fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         self.sizes.iter().sum()
     }
 
@@ -80,7 +83,7 @@ impl FreeChunks {
 
 /// Chooses the free chunks to move so that they cover `missing` bytes, or as much of it as they
 /// can, and are not more than `limit`: from few places, and little more than needed.
-fn choose_chunks(mut candidates: Vec<FreeChunks>, mut missing: u64, mut limit: u64) -> Vec<FreeChunks> {
+pub(super) fn choose_chunks(mut candidates: Vec<FreeChunks>, mut missing: u64, mut limit: u64) -> Vec<FreeChunks> {
     let mut chosen = Vec::new();
     while missing > 0 {
         let covers = candidates.iter().filter_map(|chunks| chunks.closest_part(missing, limit));
@@ -120,6 +123,16 @@ impl OomphAllocator {
     /// A free block of the page heap for the stream, in no list, and whether new memory was needed;
     /// `None` if the device has no more.
     pub(super) fn find_in_pages(&mut self, cx: &mut Context<'_>, stream: StreamId, bytes: u64) -> FoundBlock {
+        let found = self.find_outside_plan(cx, stream, bytes)?;
+        if found.is_some() || self.planned.is_empty() {
+            return Ok(found);
+        }
+        self.give_up_plan(cx)?;
+        self.find_outside_plan(cx, stream, bytes)
+    }
+
+    /// The same, without the memory of a plan. While there is a plan, memory does not grow beyond the slack.
+    fn find_outside_plan(&mut self, cx: &mut Context<'_>, stream: StreamId, bytes: u64) -> FoundBlock {
         if let Some(slot) = self.take_cached(stream, bytes, false) {
             return Ok(Some((slot, false)));
         }
@@ -139,6 +152,10 @@ impl OomphAllocator {
         let (slot, created) = match self.joined(&runs, bytes) {
             Some(slot) => (slot, false),
             None => {
+                if !self.planned.is_empty() && bytes > self.settings.slab_bytes && !self.may_grow(bytes) {
+                    return Ok(None);
+                }
+                self.look_for_step();
                 let site = match self.cheapest_site(&runs, bytes) {
                     Some(site) => site,
                     None => self.new_range(cx, bytes)?,
@@ -154,7 +171,7 @@ impl OomphAllocator {
     }
 
     /// All gaps of the page heap and the free blocks of the wanted streams, neighbours together, in address order.
-    fn runs(&self, wanted: impl Fn(StreamId) -> bool) -> Vec<FreeRun> {
+    pub(super) fn runs(&self, wanted: impl Fn(StreamId) -> bool) -> Vec<FreeRun> {
         let free = self.free.iter().zip(0u16..).filter(|&(_, stream)| wanted(StreamId(stream)));
         let free = free.flat_map(|(free, _)| free.pages.iter(&self.blocks));
         let mut slots: Vec<u32> = free.chain(self.gaps.values().copied()).collect();
@@ -249,15 +266,27 @@ impl OomphAllocator {
             }
         }
         let created = self.mapping.loose_bytes() > 0;
+        let mapped = self.map_chunks(cx, taken, site.fill.0, stream)?;
+        Ok(Some((mapped, created)))
+    }
+
+    /// Maps free chunks from elsewhere and all loose chunks from `low` on; returns the free block there.
+    pub(super) fn map_chunks(
+        &mut self,
+        cx: &mut Context<'_>,
+        taken: Vec<FreeChunks>,
+        low: u64,
+        stream: StreamId,
+    ) -> Result<u32, StrategyError> {
         self.unmap_chunks(cx, &taken)?;
         self.count_moved(&taken);
         let chunks = self.mapping.mapped_chunks();
-        let (low, high) = (site.fill.0, self.mapping.map_loose(cx.device, site.fill.0)?);
+        let high = self.mapping.map_loose(cx.device, low)?;
         cx.sink.event(StrategyEvent::SegmentMap { address: Address(low), bytes: high - low, stream });
         self.stats.on_reserve(high - low, self.mapping.mapped_chunks() - chunks);
         let mapped = self.turn_mapped(low, high, stream);
         self.insert_free(mapped);
-        Ok(Some((mapped, created)))
+        Ok(mapped)
     }
 
     fn count_moved(&mut self, taken: &[FreeChunks]) {
@@ -292,7 +321,9 @@ impl OomphAllocator {
             }
             self.insert_free(slot);
             let piece = &self.blocks[slot];
-            match [piece.previous, piece.next].into_iter().find(|&other| self.blocks.free_piece(other).is_some()) {
+            let joinable =
+                |&other: &u32| self.blocks.free_piece(other).is_some_and(|other| !self.planned.contains(other.address));
+            match [piece.previous, piece.next].into_iter().find(joinable) {
                 Some(other) => joins = other,
                 None => return Ok(None),
             }
@@ -306,13 +337,24 @@ impl OomphAllocator {
         self.settings.slack_permille > 0 && self.stats.current.reserved + bytes <= allowed
     }
 
+    /// The size of new chunks: smaller ones where much free memory is in chunks that are partly in use, because those cannot be moved.
+    fn chunk_for(&self, growth: u64) -> u64 {
+        let chunk = self.settings.chunk_for(growth, self.page);
+        let movable: u64 = self.free_chunks(&self.runs(|_| true), (0, 0)).iter().map(FreeChunks::bytes).sum();
+        let planned: u64 = self.planned_free.values().map(|&slot| self.blocks[slot].size).sum();
+        let cached = self.stats.current.reserved - self.stats.current.active;
+        let lost = cached.saturating_sub(movable + planned) * 100 / self.stats.peak.active.max(1);
+        let halvings = LOST_PERCENT.iter().filter(|&&percent| lost >= percent).count();
+        round_up(chunk >> halvings, self.page)
+    }
+
     /// Creates loose chunks of `bytes` in sum, or of the growth step where there is room for it.
     /// Returns false, and has created none, if the device has no more.
-    fn create(&mut self, cx: &mut Context<'_>, bytes: u64, room: u64) -> Result<bool, StrategyError> {
+    pub(super) fn create(&mut self, cx: &mut Context<'_>, bytes: u64, room: u64) -> Result<bool, StrategyError> {
         // The step is at most what is reserved already, so that a small program reserves little.
         let step = round_up(self.settings.growth_step.min(self.stats.current.reserved), self.page);
         let generous = bytes.max(step).min(room);
-        let largest = self.settings.chunk_for(bytes, self.page);
+        let largest = self.chunk_for(bytes);
         for amount in [generous, bytes] {
             let mut rest = amount;
             while rest > 0 {
@@ -333,7 +375,7 @@ impl OomphAllocator {
     }
 
     /// The free chunks of all runs outside of `kept`.
-    fn free_chunks(&self, runs: &[FreeRun], kept: (u64, u64)) -> Vec<FreeChunks> {
+    pub(super) fn free_chunks(&self, runs: &[FreeRun], kept: (u64, u64)) -> Vec<FreeChunks> {
         let elsewhere =
             mapped_parts(runs).filter(|parts| parts[parts.len() - 1].end <= kept.0 || kept.1 <= parts[0].start);
         let candidates = elsewhere.filter_map(|parts| {
@@ -398,11 +440,21 @@ fn lists_of<'a>(free: &'a mut PerStream<StreamFreeLists>, piece: &MemoryPiece) -
 impl OomphAllocator {
     #[inline(always)]
     pub(super) fn insert_free(&mut self, slot: u32) {
+        let address = self.blocks[slot].address;
+        if self.planned.contains(address) {
+            self.planned_free.insert(address, slot);
+            return;
+        }
         lists_of(&mut self.free, &self.blocks[slot]).insert(&mut self.blocks, slot);
     }
 
     #[inline(always)]
-    fn remove_free(&mut self, slot: u32) {
+    pub(super) fn remove_free(&mut self, slot: u32) {
+        let address = self.blocks[slot].address;
+        if self.planned.contains(address) {
+            self.planned_free.remove(&address);
+            return;
+        }
         lists_of(&mut self.free, &self.blocks[slot]).remove(&mut self.blocks, slot);
     }
 
@@ -419,17 +471,28 @@ impl OomphAllocator {
     #[inline(always)]
     pub(super) fn free_block(&mut self, slot: u32) {
         self.blocks[slot].state = PieceState::Free;
+        let MemoryPiece { address, stream, .. } = self.blocks[slot];
+        if self.planned.contains(address) {
+            self.plan.iter_mut().for_each(|plan| plan.freed(stream));
+        }
         let merged = self.merge(slot);
         self.insert_free(merged);
     }
 
     /// Merges a free block that is in no list with its free neighbours of the same stream, and
-    /// returns its slot.
+    /// returns its slot. In the memory of a plan streams do not matter: requests wait for those that they share memory with.
     #[inline(always)]
-    fn merge(&mut self, slot: u32) -> u32 {
-        let (stream, free) = (self.blocks[slot].stream, &mut self.free);
+    pub(super) fn merge(&mut self, slot: u32) -> u32 {
+        let MemoryPiece { address, stream, .. } = self.blocks[slot];
+        let (planned, free, planned_free) = (self.planned, &mut self.free, &mut self.planned_free);
+        if planned.contains(address) {
+            let take_out = |blocks: &mut PieceTable, gone: u32| {
+                planned_free.remove(&blocks[gone].address);
+            };
+            return self.blocks.join_free(slot, |piece| planned.contains(piece.address), take_out);
+        }
         let take_out = |blocks: &mut PieceTable, gone| lists_of(free, &blocks[gone]).remove(blocks, gone);
-        self.blocks.join_free(slot, |piece| piece.stream == stream, take_out)
+        self.blocks.join_free(slot, |piece| piece.stream == stream && !planned.contains(piece.address), take_out)
     }
 
     /// The part `low..high` of a free block was unmapped; the rest on either side stays free.
@@ -515,6 +578,7 @@ impl OomphAllocator {
 impl OomphAllocator {
     /// Gives back every wholly free chunk of all streams but those in `except`.
     pub(super) fn release_cached(&mut self, cx: &mut Context<'_>, except: &[StreamId]) -> Result<(), StrategyError> {
+        self.give_up_plan(cx)?;
         self.mapping.mend(cx.device)?;
         self.return_empty_slabs();
         let candidates = self.free_chunks(&self.runs(|stream| !except.contains(&stream)), (0, 0));

@@ -204,3 +204,140 @@ fn chunks_follow_the_growth_within_their_limits() {
     let chunk = |mib: u64| settings.chunk_for(mib * MIB, 2 * MIB) / MIB;
     assert_eq!([1, 33, 100, 1000].map(chunk), [2, 4, 8, 16]);
 }
+
+/// One step: every request is for so many MiB, on a stream, and its block is freed before the request so many places later.
+type StepScript = [(u64, u16, usize)];
+
+impl OomphBench {
+    /// Runs a step and returns the blocks that it leaves. No two live blocks overlap.
+    fn step(&mut self, script: &StepScript, kept: &mut Vec<(usize, Block)>) {
+        for (number, &(mebibytes, stream, lives)) in script.iter().enumerate() {
+            let due = |&(end, _): &(usize, Block)| end <= number;
+            for place in (0..kept.len()).rev() {
+                if due(&kept[place]) {
+                    let (_, block) = kept.swap_remove(place);
+                    self.free(block);
+                }
+            }
+            let block = self.alloc(mebibytes * MIB, stream);
+            let (start, end) = (block.address.0, block.address.0 + block.size);
+            assert!(kept.iter().all(|(_, other)| other.address.0 + other.size <= start || end <= other.address.0));
+            kept.push((number + lives, block));
+        }
+        for (end, _) in kept {
+            *end = end.saturating_sub(script.len());
+        }
+    }
+
+    fn driver_calls(&self) -> u64 {
+        self.device.ledger().total().count
+    }
+}
+
+/// A step in which chunks are moved every time if requests are placed as they come (found by random search).
+const SCATTERED: [(u64, u16, usize); 12] = [
+    (10, 0, 5),
+    (20, 0, 7),
+    (60, 0, 2),
+    (10, 0, 7),
+    (90, 0, 6),
+    (10, 0, 3),
+    (30, 0, 6),
+    (90, 0, 4),
+    (30, 0, 1),
+    (120, 0, 2),
+    (120, 0, 2),
+    (10, 0, 6),
+];
+
+#[test]
+fn a_repeated_step_is_placed_together_and_makes_no_driver_call() {
+    let mut bench = OomphBench::new(in_chunks_of(10 * MIB));
+    let mut kept = Vec::new();
+    for _ in 0..8 {
+        bench.step(&SCATTERED, &mut kept);
+    }
+    assert_eq!(bench.strategy.counters.steps_planned, 1, "{:?}", bench.strategy.counters);
+    let (calls, reserved) = (bench.driver_calls(), bench.reserved());
+    for _ in 0..20 {
+        bench.step(&SCATTERED, &mut kept);
+    }
+    assert_eq!((bench.driver_calls(), bench.reserved()), (calls, reserved));
+    let live = bench.strategy.stats().peak.active;
+    assert!(reserved <= live + live / 20, "{reserved} bytes for {live}");
+}
+
+#[test]
+fn another_program_gets_the_memory_of_a_plan() {
+    let mut bench = OomphBench::new(in_chunks_of(10 * MIB));
+    let mut kept = Vec::new();
+    for _ in 0..10 {
+        bench.step(&SCATTERED, &mut kept);
+    }
+    let reserved = bench.reserved();
+    kept.drain(..).for_each(|(_, block)| bench.free(block));
+    // Requests that no step had: the plan is given up before memory grows.
+    let blocks: Vec<Block> = (0..reserved / MIB / 25).map(|_| bench.alloc(25 * MIB, 0)).collect();
+    assert_eq!((bench.strategy.counters.plans_given_up, bench.reserved()), (1, reserved));
+    blocks.into_iter().for_each(|block| bench.free(block));
+    bench.strategy.trim(&mut Context { device: &mut *bench.device, sink: &mut Silent }).unwrap();
+    assert_eq!(bench.reserved(), 0);
+}
+
+/// What one stream frees serves another in the same plan only after it has waited.
+#[test]
+fn streams_of_a_plan_wait_where_they_share_memory() {
+    let script: Vec<(u64, u16, usize)> = SCATTERED
+        .iter()
+        .zip([0, 0, 1])
+        .chain(SCATTERED[3..].iter().zip([0, 0, 1, 0, 0, 1, 0, 0, 1]))
+        .map(|(&(mebibytes, _, lives), stream)| (mebibytes, stream, lives))
+        .collect();
+    let mut bench = OomphBench::new(in_chunks_of(10 * MIB));
+    let mut kept = Vec::new();
+    for _ in 0..8 {
+        bench.step(&script, &mut kept);
+    }
+    assert_eq!(bench.strategy.counters.steps_planned, 1, "{:?}", bench.strategy.counters);
+    let count = |bench: &OomphBench| {
+        [CallKind::EventRecord, CallKind::StreamWaitEvent, CallKind::MemMap].map(|kind| bench.calls(kind))
+    };
+    let before = count(&bench);
+    bench.step(&script, &mut kept);
+    let [records, waits, maps] = [0, 1, 2].map(|kind| count(&bench)[kind] - before[kind]);
+    assert!(records > 0 && waits == records && maps == 0, "{records} events, {waits} waits, {maps} mappings");
+}
+
+mod repeated_steps {
+    use proptest::prelude::{ProptestConfig, any, prop, prop_assert_eq, proptest};
+
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+        /// Whatever a program repeats and however it departs from it, live blocks are apart, and all memory goes back.
+        #[test]
+        fn live_blocks_are_apart_and_all_memory_goes_back(
+            script in prop::collection::vec((1u64..24, 0u16..2, 1usize..14), 9..30),
+            other in prop::collection::vec((1u64..30, 0u16..2, 1usize..5), 1..12),
+            departures in prop::collection::vec(any::<bool>(), 12),
+            chunk in 1u64..8,
+        ) {
+            let mut bench = OomphBench::new(in_chunks_of(2 * chunk * MIB));
+            let mut kept = Vec::new();
+            for departs in departures {
+                bench.step(&script, &mut kept);
+                if departs {
+                    bench.step(&other, &mut kept);
+                }
+            }
+            let layout = bench.strategy.layout().unwrap();
+            let mapped: u64 = layout.segments.iter().map(|segment| segment.bytes).sum();
+            prop_assert_eq!(mapped, bench.reserved());
+            kept.into_iter().for_each(|(_, block)| bench.free(block));
+            bench.strategy.trim(&mut Context { device: &mut *bench.device, sink: &mut Silent }).unwrap();
+            prop_assert_eq!(bench.reserved(), 0);
+        }
+    }
+}

@@ -1,0 +1,518 @@
+//! The step that a program repeats, and the places of its blocks.
+//!
+//! A request that is placed as it comes has a place that suits the present. In a program that repeats its requests, memory is
+//! then lost, or chunks are moved in every step. The lifetimes of the last step are known, however, so all blocks of
+//! the next one can be placed together.
+//!
+//! - [`StepHistory`] keeps the large requests. When memory must be moved or must grow, it looks for a period: the same
+//!   requests, with the same bytes live, some requests ago.
+//! - [`StepPlan`] follows the requests of the step. Where the fewest of its blocks are live, chunks are moved once to a
+//!   range of addresses, and from then on every request of the step has its address there. Steps make no driver
+//!   call, except where memory passes from stream to stream.
+//!
+//! A plan proposes. A request that is not in the plan, or whose place is not free, is served by the memory outside of the
+//! plan. If that is not enough, or if the program does something else, the plan is given up and its memory serves all requests.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    OomphAllocator,
+    page_heap::{FreeChunks, choose_chunks},
+};
+use crate::strategy::{Context, StrategyError};
+use oomph_base::{
+    StreamId,
+    packing::{
+        BlockLifetime, BlockPlacer, GapChoice, PackingBudget, PlacementOrder, PlacementOutcome, peak_live_bytes,
+    },
+    round_up,
+};
+
+/// How many requests the history keeps. A step has at most half of them.
+const KEPT_REQUESTS: u64 = 1 << 16;
+/// Steps have more requests than this.
+const SHORTEST_PERIOD: u64 = 8;
+/// A period is accepted when the last one part of this many was repeated. The first step is unlike the others (it makes the
+/// optimizer's state), so a whole repetition would be one step later.
+const REPEATED_PART: u64 = 4;
+/// How far live bytes may differ from those one period ago: one part of this many. Layers repeat requests too, but
+/// what they keep adds up.
+const LIVE_TOLERANCE: u64 = 256;
+/// At least this percentage of the bytes of a step is planned.
+const LEAST_PLANNED: u64 = 90;
+/// How many requests of a plan may be left out at once.
+const LOOK_AHEAD: usize = 16;
+/// A plan is given up when more than one request of this many in a period is not as planned.
+const MOST_MISSES: usize = 8;
+/// How much new memory a plan may take, in thousandths of the most that was live: so much more with each plan that needed more.
+/// Moves often end after some steps, and then the memory would be lost for nothing.
+const ALLOWED_PER_REFUSAL: u64 = 10;
+const MOST_ALLOWED: u64 = 40;
+/// If streams of their own need no more than this, memory does not pass from stream to stream: that makes them wait.
+const WORTH_SHARING: u64 = 30;
+/// The work for one order of packing, in steps of one to three nanoseconds.
+const PACKING_STEPS: u64 = 50_000_000;
+
+/// A stream and a rounded size.
+type RequestShape = (StreamId, u64);
+
+/// One large request.
+#[derive(Clone, Copy, Debug)]
+struct PastRequest {
+    shape: RequestShape,
+    /// Bytes that were live before it.
+    live: u64,
+    /// Counted in requests and frees.
+    born: u64,
+    end: BlockEnd,
+}
+
+/// When a block was freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BlockEnd {
+    Live,
+    At(u64),
+    /// Another stream used the block: when it can be reused depends on time.
+    Unknown,
+}
+
+/// The latest large requests.
+#[derive(Clone, Debug, Default)]
+pub(super) struct StepHistory {
+    /// A ring.
+    requests: Vec<PastRequest>,
+    count: u64,
+    clock: u64,
+    /// No period is looked for before this request.
+    next_try: u64,
+    /// Plans that were given up.
+    failures: u32,
+    /// Plans that needed too much memory.
+    refusals: u64,
+    /// The length of the last plan that was given up: a period is longer.
+    failed_period: u64,
+}
+
+impl StepHistory {
+    /// Keeps a request; returns its number for [`StepHistory::freed`].
+    pub(super) fn request(&mut self, shape: RequestShape, live: u64) -> u32 {
+        let request = PastRequest { shape, live, born: self.clock, end: BlockEnd::Live };
+        let place = (self.count % KEPT_REQUESTS) as usize;
+        match self.requests.get_mut(place) {
+            Some(oldest) => *oldest = request,
+            None => self.requests.push(request),
+        }
+        self.count += 1;
+        self.clock += 1;
+        self.number(self.count - 1)
+    }
+
+    /// Numbers are below [`NONE`](crate::strategy::pooled::NONE).
+    fn number(&self, index: u64) -> u32 {
+        (index % u64::from(u32::MAX)) as u32
+    }
+
+    /// The block of a request was freed; `shared` if other streams used it.
+    pub(super) fn freed(&mut self, number: u32, shared: bool) {
+        let newest = u64::from(self.number(self.count - 1));
+        let age = (newest + u64::from(u32::MAX) - u64::from(number)) % u64::from(u32::MAX);
+        if age < self.requests.len() as u64 {
+            let place = ((self.count - 1 - age) % KEPT_REQUESTS) as usize;
+            self.requests[place].end = if shared { BlockEnd::Unknown } else { BlockEnd::At(self.clock) };
+            self.clock += 1;
+        }
+    }
+
+    fn at(&self, index: u64) -> &PastRequest {
+        &self.requests[(index % KEPT_REQUESTS) as usize]
+    }
+
+    /// The step that ends with the latest request, if the program repeats itself.
+    fn find_step(&self) -> Option<StepPlan> {
+        if self.count < self.next_try.max(2 * SHORTEST_PERIOD) {
+            return None;
+        }
+        let (newest, oldest) = (self.count - 1, self.count - self.requests.len() as u64);
+        let PastRequest { shape, live, .. } = *self.at(newest);
+        let repeats = |&period: &u64| {
+            let past = self.at(newest - period);
+            let repeated = period.div_ceil(REPEATED_PART);
+            past.shape == shape
+                && past.live.abs_diff(live) <= live / LIVE_TOLERANCE
+                && newest - period >= oldest + repeated
+                && (0..repeated).all(|back| self.at(newest - back).shape == self.at(newest - back - period).shape)
+        };
+        let shortest = self.failed_period.max(SHORTEST_PERIOD) + 1;
+        let period = (shortest..=(newest - oldest).min(KEPT_REQUESTS / 2)).find(repeats)?;
+        Some(self.step(period)).filter(|plan| plan.planned_percent() >= LEAST_PLANNED)
+    }
+
+    /// The last `period` requests and their lifetimes.
+    fn step(&self, period: u64) -> StepPlan {
+        let (newest, oldest) = (self.count - 1, self.count - self.requests.len() as u64);
+        let first = newest + 1 - period;
+        let length = self.at(newest).born - self.at(newest - period).born;
+        let lifetime = |index: u64| {
+            let now = self.at(index);
+            // A block that is live now ends when the one before it did.
+            let ended = match now.end {
+                BlockEnd::Live if index >= oldest + period => self.at(index - period),
+                _ => now,
+            };
+            let BlockEnd::At(end) = ended.end else { return None };
+            let life = end - ended.born;
+            let begin = now.born - self.at(first).born;
+            // A block that lives longer than a period would overlap itself.
+            (ended.shape == now.shape && life <= length).then_some((begin as u32, (begin + life) as u32))
+        };
+        let request = |index| {
+            let (shape, lifetime) = (self.at(index).shape, lifetime(index));
+            PlannedRequest { shape, lifetime, address: None, shares_with: Vec::new() }
+        };
+        StepPlan::new((first..=newest).map(request).collect(), length as u32)
+    }
+
+    /// A plan was given up: the next try is some periods later, twice as many each time.
+    fn failed(&mut self, period: u64) {
+        self.failures += 1;
+        self.failed_period = period;
+        self.next_try = self.count + ((period / 2) << self.failures.min(16));
+    }
+
+    /// A plan needed too much new memory.
+    fn refused(&mut self, period: u64) {
+        self.refusals += 1;
+        // The next one may take no more: it is made later each time.
+        let in_vain = self.refusals.saturating_sub(MOST_ALLOWED / ALLOWED_PER_REFUSAL);
+        if in_vain > 0 {
+            self.next_try = self.count + (period << in_vain.min(16));
+        }
+    }
+
+    /// How much new memory a plan may take.
+    fn allowed(&self, live: u64) -> u64 {
+        live / 1000 * (self.refusals * ALLOWED_PER_REFUSAL).min(MOST_ALLOWED)
+    }
+}
+
+/// One request of a step.
+#[derive(Clone, Debug)]
+struct PlannedRequest {
+    shape: RequestShape,
+    /// From the first request of the step on; the end may lie in the next one. `None` for a block that stays, or that another
+    /// stream uses.
+    lifetime: Option<(u32, u32)>,
+    address: Option<u64>,
+    /// Other streams that use the same memory.
+    shares_with: Vec<StreamId>,
+}
+
+/// The requests of a step in order, and the position of the program in it.
+#[derive(Clone, Debug)]
+pub(super) struct StepPlan {
+    requests: Vec<PlannedRequest>,
+    /// The length of a step, in requests and frees.
+    period: u32,
+    /// The request before which the fewest planned bytes are live: memory is moved there.
+    turn: usize,
+    /// The request that is expected next.
+    next: usize,
+    misses: usize,
+    /// How often each stream freed memory of the plan.
+    frees: BTreeMap<StreamId, u64>,
+    /// How many of these frees of the second stream the first has waited for.
+    waited: BTreeMap<(StreamId, StreamId), u64>,
+}
+
+impl StepPlan {
+    fn new(requests: Vec<PlannedRequest>, period: u32) -> StepPlan {
+        let (frees, waited) = (BTreeMap::new(), BTreeMap::new());
+        let mut plan = StepPlan { requests, period, turn: 0, next: 0, misses: 0, frees, waited };
+        plan.turn = plan.emptiest();
+        plan
+    }
+
+    /// The percentage of bytes that is planned.
+    fn planned_percent(&self) -> u64 {
+        let bytes = |planned: bool| -> u64 {
+            let requests = self.requests.iter().filter(|request| !planned || request.lifetime.is_some());
+            requests.map(|request| request.shape.1).sum()
+        };
+        bytes(true) / (bytes(false) / 100).max(1)
+    }
+
+    /// The numbers and lifetimes of the planned requests.
+    fn planned(&self) -> (Vec<usize>, Vec<BlockLifetime>) {
+        let planned = self.requests.iter().enumerate().filter_map(|(number, request)| {
+            let (begin, end) = request.lifetime?;
+            Some((number, BlockLifetime { begin, end, bytes: request.shape.1 }))
+        });
+        planned.unzip()
+    }
+
+    /// The planned request before which the fewest planned bytes are live.
+    fn emptiest(&self) -> usize {
+        let (numbers, blocks) = self.planned();
+        let mut change = vec![0_i64; self.period as usize + 1];
+        let mut live = 0_i64;
+        for block in &blocks {
+            change[block.begin as usize] += block.bytes.cast_signed();
+            // What lives on in the next period is live at the beginning of this one.
+            live += if block.end >= self.period { block.bytes.cast_signed() } else { 0 };
+            change[(block.end % self.period.max(1)) as usize] -= block.bytes.cast_signed();
+        }
+        let mut begins = numbers.into_iter().zip(blocks.iter().map(|block| block.begin)).peekable();
+        let mut least = (i64::MAX, 0);
+        for (time, change) in (0_u32..).zip(change) {
+            if let Some((number, _)) = begins.next_if(|&(_, begin)| begin == time) {
+                least = least.min((live, number));
+            }
+            live += change;
+        }
+        least.1
+    }
+
+    /// Places all blocks from `base` on and returns the end. If `shared`, memory passes from stream to stream.
+    fn place(&mut self, base: u64, shared: bool) -> Option<u64> {
+        let (numbers, blocks) = self.planned();
+        let mut groups: BTreeMap<StreamId, Vec<usize>> = BTreeMap::new();
+        for (place, &number) in numbers.iter().enumerate() {
+            let stream = if shared { StreamId::DEFAULT } else { self.requests[number].shape.0 };
+            groups.entry(stream).or_default().push(place);
+        }
+        let mut end = base;
+        for group in groups.into_values() {
+            let members: Vec<BlockLifetime> = group.iter().map(|&place| blocks[place]).collect();
+            let (offsets, height) = pack(&members, self.period)?;
+            for (place, offset) in group.into_iter().zip(offsets) {
+                self.requests[numbers[place]].address = Some(end + offset);
+            }
+            end += height;
+        }
+        self.find_sharing();
+        Some(end)
+    }
+
+    /// Which other streams use the memory of each request.
+    fn find_sharing(&mut self) {
+        let range = |request: &PlannedRequest| Some((request.address?, request.shape));
+        let ranges: BTreeSet<(u64, RequestShape)> = self.requests.iter().filter_map(range).collect();
+        for request in &mut self.requests {
+            let Some(low) = request.address else { continue };
+            let (stream, bytes) = request.shape;
+            let meets = |&&(other, (user, length)): &&(u64, RequestShape)| {
+                user != stream && other < low + bytes && low < other + length
+            };
+            let streams: BTreeSet<StreamId> = ranges.iter().filter(meets).map(|&(_, (user, _))| user).collect();
+            request.shares_with = streams.into_iter().collect();
+        }
+    }
+
+    fn has_streams(&self) -> bool {
+        self.requests.iter().any(|request| request.shape.0 != self.requests[0].shape.0)
+    }
+
+    /// Follows a request; returns its number in the step, or `None` if it is not expected.
+    fn follow(&mut self, shape: RequestShape) -> Option<usize> {
+        let count = self.requests.len();
+        let mut ahead = (self.next..self.next + LOOK_AHEAD.min(count)).map(|number| number % count);
+        let found = ahead.find(|&number| self.requests[number].shape == shape);
+        if found.is_none_or(|number| number != self.next) {
+            self.misses += 1;
+        }
+        let number = found?;
+        let next = (number + 1) % count;
+        if next <= self.next {
+            self.misses = 0;
+        }
+        self.next = next;
+        Some(number)
+    }
+
+    fn has_failed(&self) -> bool {
+        self.misses > self.requests.len() / MOST_MISSES + LOOK_AHEAD
+    }
+
+    /// A stream freed memory of the plan.
+    pub(super) fn freed(&mut self, stream: StreamId) {
+        *self.frees.entry(stream).or_default() += 1;
+    }
+
+    /// The streams that a request must wait for before it gets its place: those that freed some of it since its stream last waited.
+    fn due_waits(&self, number: usize) -> Vec<(StreamId, u64)> {
+        let request = &self.requests[number];
+        let frees = |other: StreamId| self.frees.get(&other).copied().unwrap_or(0);
+        let waited = |other: StreamId| self.waited.get(&(request.shape.0, other)).copied().unwrap_or(0);
+        let others = request.shares_with.iter().map(|&other| (other, frees(other)));
+        others.filter(|&(other, frees)| waited(other) < frees).collect()
+    }
+}
+
+/// The offsets of blocks that come again after every period, and the bytes that all together need.
+fn pack(blocks: &[BlockLifetime], period: u32) -> Option<(Vec<u64>, u64)> {
+    let bound = peak_live_bytes(blocks);
+    let mut best: Option<(Vec<u64>, u64)> = None;
+    let mut placer = BlockPlacer::periodic(blocks, period);
+    for order in [PlacementOrder::Bytes, PlacementOrder::Area, PlacementOrder::Lifetime] {
+        if best.as_ref().is_some_and(|&(_, height)| height <= bound) {
+            break;
+        }
+        let ceiling = best.as_ref().map_or(u64::MAX, |(_, height)| height.saturating_sub(1));
+        let mut budget = PackingBudget::of_steps(PACKING_STEPS);
+        placer.clear();
+        let outcome = placer.place_all(&order.of(blocks), GapChoice::Lowest, ceiling, &mut budget);
+        if outcome == PlacementOutcome::Done {
+            best = Some((placer.offsets.clone(), placer.height()));
+        }
+    }
+    best
+}
+
+/// The addresses of a plan.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct PlannedRange {
+    start: u64,
+    bytes: u64,
+}
+
+impl PlannedRange {
+    #[inline(always)]
+    pub(super) const fn contains(self, address: u64) -> bool {
+        address.wrapping_sub(self.start) < self.bytes
+    }
+
+    pub(super) const fn is_empty(self) -> bool {
+        self.bytes == 0
+    }
+}
+
+/// The memory of a plan. Its free blocks are in no list, so other requests do not find them.
+impl OomphAllocator {
+    /// Looks for the step that the program repeats: called when a request finds no place.
+    pub(super) fn look_for_step(&mut self) {
+        if self.plan.is_none() && !self.is_fixed() {
+            self.plan = self.history.find_step();
+        }
+    }
+
+    /// Takes the free block that the plan has for this request; it is in no list.
+    pub(super) fn take_planned(
+        &mut self,
+        cx: &mut Context<'_>,
+        shape: RequestShape,
+    ) -> Result<Option<u32>, StrategyError> {
+        let Some(plan) = &mut self.plan else { return Ok(None) };
+        let followed = plan.follow(shape);
+        if plan.has_failed() {
+            self.give_up_plan(cx)?;
+            return Ok(None);
+        }
+        let Some(number) = followed else { return Ok(None) };
+        if number == plan.turn && self.planned.is_empty() && !self.place_step(cx)? {
+            self.plan = None;
+            return Ok(None);
+        }
+        let Some((around, address)) = self.planned_block(number) else { return Ok(None) };
+        let due = self.plan.as_ref().map_or_else(Vec::new, |plan| plan.due_waits(number));
+        for (other, frees) in due {
+            self.wait_event.wait(cx.device, shape.0, other)?;
+            if let Some(plan) = &mut self.plan {
+                plan.waited.insert((shape.0, other), frees);
+            }
+        }
+        let slot = self.take_at(around, address);
+        self.blocks[slot].stream = shape.0;
+        Ok(Some(slot))
+    }
+
+    /// The free block around the place of a request, and the address of the place, if all of it is free.
+    fn planned_block(&self, number: usize) -> Option<(u32, u64)> {
+        let request = &self.plan.as_ref()?.requests[number];
+        let address = request.address?;
+        let (_, &slot) = self.planned_free.range(..=address).next_back()?;
+        (self.blocks[slot].end() >= address + request.shape.1).then_some((slot, address))
+    }
+
+    /// Takes the part of a free block from `address` on; it is in no list.
+    fn take_at(&mut self, slot: u32, address: u64) -> u32 {
+        self.remove_free(slot);
+        let before = address - self.blocks[slot].address;
+        if before == 0 {
+            return slot;
+        }
+        let rest = self.blocks.cut(slot, before);
+        self.insert_free(slot);
+        rest
+    }
+
+    /// Places the blocks of the step and moves memory there. Returns false if that would need too much new memory.
+    fn place_step(&mut self, cx: &mut Context<'_>) -> Result<bool, StrategyError> {
+        let Some(mut plan) = self.plan.take() else { return Ok(false) };
+        self.mapping.mend(cx.device)?;
+        self.mapping.release_loose(cx.device)?;
+        let runs = self.runs(|_| true);
+        let gaps = runs.iter().flatten().filter(|part| part.stream.is_none());
+        let Some(gap) = gaps.max_by_key(|part| part.end - part.start).copied() else { return Ok(false) };
+        let room = gap.end - gap.start;
+        let free = self.free_chunks(&runs, (0, 0));
+        let free_bytes: u64 = free.iter().map(FreeChunks::bytes).sum();
+        let live = self.stats.peak.active;
+        let new_bytes = |plan: &mut StepPlan, shared: bool| {
+            let end = plan.place(gap.start, shared)?;
+            Some((end - gap.start, round_up(end - gap.start, self.page).saturating_sub(free_bytes)))
+        };
+        let Some((mut bytes, mut new)) = new_bytes(&mut plan, false) else { return Ok(false) };
+        if plan.has_streams() && new > live / 1000 * WORTH_SHARING {
+            match new_bytes(&mut plan, true) {
+                Some(shared) => (bytes, new) = shared,
+                None => return Ok(false),
+            }
+        }
+        let bytes = round_up(bytes, self.page);
+        if new > self.history.allowed(live) || bytes > room {
+            self.history.refused(plan.requests.len() as u64);
+            return Ok(false);
+        }
+        let taken = choose_chunks(free, bytes, room);
+        let moved: u64 = taken.iter().map(FreeChunks::bytes).sum();
+        if bytes > moved && !self.create(cx, bytes - moved, room - moved)? {
+            return Ok(false);
+        }
+        let slot = self.map_chunks(cx, taken, gap.start, plan.requests[0].shape.0)?;
+        // It was merged with free memory before it.
+        let slot = self.take_at(slot, gap.start);
+        self.planned = PlannedRange { start: gap.start, bytes: self.blocks[slot].size };
+        self.insert_free(slot);
+        plan.misses = 0;
+        self.plan = Some(plan);
+        self.counters.steps_planned += 1;
+        Ok(true)
+    }
+
+    /// Gives up the plan: its memory serves all requests. While a stream is captured, a plan of several streams stays.
+    #[cold]
+    pub(super) fn give_up_plan(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
+        let Some(plan) = &self.plan else { return Ok(()) };
+        if !self.planned.is_empty() && plan.has_streams() {
+            if self.captures > 0 {
+                return Ok(());
+            }
+            // Free blocks of the plan were joined whatever streams used them.
+            let streams: BTreeSet<StreamId> = plan.requests.iter().map(|request| request.shape.0).collect();
+            for (&waits, &other) in streams.iter().flat_map(|waits| streams.iter().map(move |other| (waits, other))) {
+                if waits != other {
+                    self.wait_event.wait(cx.device, waits, other)?;
+                }
+            }
+        }
+        let Some(plan) = self.plan.take() else { return Ok(()) };
+        self.history.failed(plan.requests.len() as u64);
+        self.counters.plans_given_up += u64::from(!self.planned.is_empty());
+        self.planned = PlannedRange::default();
+        for slot in std::mem::take(&mut self.planned_free).into_values() {
+            let merged = self.merge(slot);
+            self.insert_free(merged);
+        }
+        Ok(())
+    }
+}
