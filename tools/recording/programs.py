@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""The programs of workloads/recorded/programs and of three recordings in workloads/recorded/pools.
+"""The programs of workloads/recorded/programs and of three recordings in workloads/recorded/pools, and some without a recording.
 
     python3 programs.py NAME OUT.pickle.xz
     PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python3 programs.py unet unet.exp.pickle.xz --steps 5
 
 Weights and data are random, with seed 1. The history is recorded from before the first allocation, or from half of the
 run on (--middle). Prints one JSON line: PyTorch's peaks, steps that were done, and whether memory ran out.
+tools/torch-plugin/compare.py runs them under several allocators.
 """
 
 import argparse
@@ -81,6 +82,7 @@ def swiglu(steps):
     optimizer = adamw(model)
     for _ in steps(15):
         train_step(model, optimizer, 8, 512)
+    return model.parameters()
 
 
 def swiglu_var(steps):
@@ -89,6 +91,7 @@ def swiglu_var(steps):
     optimizer = adamw(model)
     for _ in steps(40):
         train_step(model, optimizer, random.choice([4, 6, 8, 12]), random.randrange(128, 1024, 8))
+    return model.parameters()
 
 
 def compiled(steps):
@@ -98,6 +101,7 @@ def compiled(steps):
     optimizer = adamw(model)
     for _ in steps(12):
         train_step(compiled_model, optimizer, 8, 512)
+    return model.parameters()
 
 
 def compiled_dynamic(steps):
@@ -107,6 +111,7 @@ def compiled_dynamic(steps):
     optimizer = adamw(model)
     for _ in steps(25):
         train_step(compiled_model, optimizer, random.choice([4, 8]), random.randrange(128, 768, 64))
+    return model.parameters()
 
 
 def graphed(steps):
@@ -135,6 +140,7 @@ def graphed(steps):
         graph.replay()
         x = torch.randn(64 + step, 1 << 20, device=DEVICE)
         del x
+    return model.parameters()
 
 
 def mempool(steps):
@@ -150,6 +156,7 @@ def mempool(steps):
             del x
         if len(kept) > 4:
             kept.pop(0)
+    return model.parameters()
 
 
 def one_rank():
@@ -174,7 +181,9 @@ def fsdp(steps):
     optimizer = adamw(model)
     for _ in steps(12):
         train_step(model, optimizer, 8, 512, amp=False)
+    parameters = [parameter.to_local() for parameter in model.parameters()]
     dist.destroy_process_group()
+    return parameters
 
 
 def ddp(steps):
@@ -185,6 +194,7 @@ def ddp(steps):
     for _ in steps(12):
         train_step(model, optimizer, 8, 512)
     dist.destroy_process_group()
+    return model.parameters()
 
 
 class UNet(nn.Module):
@@ -229,6 +239,7 @@ def unet(steps):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+    return model.parameters()
 
 
 def prefetch(steps):
@@ -249,6 +260,7 @@ def prefetch(steps):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+    return model.parameters()
 
 
 def settings_change(steps):
@@ -263,6 +275,7 @@ def settings_change(steps):
             torch.cuda.empty_cache()
             set_settings("max_split_size_mb:64")
         train_step(model, optimizer, random.choice([4, 8]), random.randrange(128, 1024, 8))
+    return model.parameters()
 
 
 def moe(steps):
@@ -285,10 +298,106 @@ def moe(steps):
         y.square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+    return experts.parameters()
+
+
+def serving(steps):
+    """Prompts and growing caches: the keys and values of a request are copied to a longer tensor for every token."""
+    model = LanguageModel(1024, 8, 16, 2816).to(DEVICE, torch.bfloat16).eval()
+    requests = []
+
+    def cache(length):
+        return torch.empty(2, 1, 16, length, 64, device=DEVICE, dtype=torch.bfloat16)
+
+    with torch.inference_mode():
+        for _ in steps(300):
+            if len(requests) < 24 and random.random() < 0.4:
+                length = random.randrange(64, 1024)
+                model(torch.randint(0, VOCABULARY, (1, length), device=DEVICE))
+                end = length + random.randrange(32, 256)
+                requests.append([length, end, [cache(length) for _ in model.blocks]])
+            for request in requests:
+                request[0] += 1
+                request[2] = [torch.cat([old, cache(1)], 3) for old in request[2]]
+            requests = [request for request in requests if request[0] < request[1]]
+        return [model(torch.arange(64, device=DEVICE)[None])]
+
+
+def embeddings(steps):
+    """Tables with sparse gradients and bags of many lengths."""
+    tables = nn.ModuleList(nn.EmbeddingBag(1 << 19, 64, sparse=True) for _ in range(8)).to(DEVICE)
+    top = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 1)).to(DEVICE)
+    optimizer = torch.optim.SGD([*tables.parameters(), *top.parameters()], lr=0.1)
+    for _ in steps(80):
+        features = []
+        for table in tables:
+            lengths = torch.randint(1, 40, (8192,), device=DEVICE)
+            offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)[:-1]])
+            rows = torch.randint(0, 1 << 19, (int(lengths.sum()),), device=DEVICE)
+            features.append(table(rows, offsets))
+        top(torch.cat(features, 1)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return top.parameters()
+
+
+def graph_server(steps):
+    """Graphs of ten batch sizes in one pool, and eager work between their replays."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)) for _ in range(12)))
+    model = model.to(DEVICE, torch.bfloat16).eval()
+    graphs, pool = [], torch.cuda.graph_pool_handle()
+    with torch.inference_mode():
+        for size in (2048, 1024, 512, 256, 128, 64, 32, 16, 8, 1):
+            batch = torch.zeros(size, 1024, device=DEVICE, dtype=torch.bfloat16)
+            model(batch)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                answer = model(batch)
+            graphs.append((graph, batch, answer))
+        kept = []
+        for step in steps(200):
+            graph, batch, answer = random.choice(graphs)
+            batch.fill_(0.001 * step)
+            graph.replay()
+            kept.append(torch.randn(random.randrange(1 << 18, 1 << 23), device=DEVICE))
+            kept = kept[-20:]
+        return [answer for _, _, answer in graphs]
+
+
+def huggingface(config, batch, lengths, steps):
+    """Trains a model of the transformers library with random weights."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(config).to(DEVICE)
+    optimizer = adamw(model)
+    for _ in steps(20):
+        tokens = torch.randint(0, config.vocab_size, (batch, random.choice(lengths)), device=DEVICE)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.parameters()
+
+
+def gpt2(steps):
+    """GPT-2 of the transformers library, steady shapes."""
+    from transformers import GPT2Config
+
+    return huggingface(GPT2Config(), 8, [1024], steps)
+
+
+def llama(steps):
+    """A small Llama of the transformers library, lengths vary."""
+    from transformers import LlamaConfig
+
+    sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12, "num_attention_heads": 16}
+    return huggingface(LlamaConfig(num_key_value_heads=4, vocab_size=VOCABULARY, **sizes), 4, range(256, 2048, 64), steps)
 
 
 PROGRAMS = [
-    compiled, compiled_dynamic, ddp, fsdp, graphed, mempool, moe, prefetch, settings_change, swiglu, swiglu_var, unet
+    compiled, compiled_dynamic, ddp, embeddings, fsdp, gpt2, graph_server, graphed, llama, mempool, moe, prefetch, serving,
+    settings_change, swiglu, swiglu_var, unet,
 ]
 
 

@@ -206,6 +206,8 @@ struct OomphAllocator {
     /// The addresses of the plan, and the free blocks there.
     planned: PlannedRange,
     planned_free: BTreeMap<u64, u32>,
+    /// Requests that made memory grow since the plan was placed.
+    beside_plan: u64,
     counters: OomphCounters,
     stats: Stats,
 }
@@ -233,6 +235,7 @@ impl OomphAllocator {
             plan: None,
             planned: PlannedRange::default(),
             planned_free: BTreeMap::new(),
+            beside_plan: 0,
             counters: OomphCounters::default(),
             stats: Stats::default(),
         }
@@ -460,7 +463,10 @@ impl Strategy for OomphAllocator {
 
     fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError> {
         match *command {
-            Control::CaptureBegin => self.captures += 1,
+            Control::CaptureBegin => {
+                self.prepare_capture(cx)?;
+                self.captures += 1;
+            }
             Control::CaptureEnd => self.captures = self.captures.saturating_sub(1),
             Control::StayInPlace(stays) => self.in_place = stays,
             Control::TrimInCapture { capturing } if !self.in_place => self.release_cached(cx, capturing)?,

@@ -152,7 +152,7 @@ impl OomphAllocator {
         let (slot, created) = match self.joined(&runs, bytes) {
             Some(slot) => (slot, false),
             None => {
-                if !self.planned.is_empty() && bytes > self.settings.slab_bytes && !self.may_grow(bytes) {
+                if !self.may_grow_beside_plan(bytes) {
                     return Ok(None);
                 }
                 self.look_for_step();
@@ -331,7 +331,7 @@ impl OomphAllocator {
     }
 
     /// Whether growth by this much keeps reserved memory within the slack over peak live memory.
-    fn may_grow(&self, bytes: u64) -> bool {
+    pub(super) fn may_grow(&self, bytes: u64) -> bool {
         let highest = self.stats.peak.active.max(self.stats.current.active + bytes);
         let allowed = highest + highest / 1000 * self.settings.slack_permille;
         self.settings.slack_permille > 0 && self.stats.current.reserved + bytes <= allowed
@@ -590,6 +590,7 @@ impl OomphAllocator {
     pub(super) fn release_everything(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         (self.captures, self.in_place) = (0, false);
         self.complete_frees(cx, Patience::Wait)?;
+        self.give_up_plan(cx)?;
         self.blocks.deferred.destroy_idle_events(cx.device)?;
         self.wait_event.destroy(cx.device)?;
         if !self.mapping.is_empty() {

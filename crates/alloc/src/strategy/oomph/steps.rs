@@ -32,6 +32,8 @@ use oomph_base::{
 const KEPT_REQUESTS: u64 = 1 << 16;
 /// Steps have more requests than this.
 const SHORTEST_PERIOD: u64 = 8;
+/// How many periods are looked at in one search.
+const MOST_PERIODS: usize = 8;
 /// A period is accepted when the last one part of this many was repeated. The first step is unlike the others (it makes the
 /// optimizer's state), so a whole repetition would be one step later.
 const REPEATED_PART: u64 = 4;
@@ -44,14 +46,16 @@ const LEAST_PLANNED: u64 = 90;
 const LOOK_AHEAD: usize = 16;
 /// A plan is given up when more than one request of this many in a period is not as planned.
 const MOST_MISSES: usize = 8;
+/// A plan that was followed for this many steps was right.
+const STEPS_OF_SUCCESS: u64 = 4;
 /// How much new memory a plan may take, in thousandths of the most that was live: so much more with each plan that needed more.
 /// Moves often end after some steps, and then the memory would be lost for nothing.
 const ALLOWED_PER_REFUSAL: u64 = 10;
 const MOST_ALLOWED: u64 = 40;
 /// If streams of their own need no more than this, memory does not pass from stream to stream: that makes them wait.
 const WORTH_SHARING: u64 = 30;
-/// The work for one order of packing, in steps of one to three nanoseconds.
-const PACKING_STEPS: u64 = 50_000_000;
+/// The work for the packing of a step, in units of one to three nanoseconds.
+const PACKING_STEPS: u64 = 200_000_000;
 
 /// A stream and a rounded size.
 type RequestShape = (StreamId, u64);
@@ -128,23 +132,25 @@ impl StepHistory {
     }
 
     /// The step that ends with the latest request, if the program repeats itself.
-    fn find_step(&self) -> Option<StepPlan> {
+    fn find_step(&mut self) -> Option<StepPlan> {
         if self.count < self.next_try.max(2 * SHORTEST_PERIOD) {
             return None;
         }
+        // Where chunks are moved for every request, a search for each would cost more.
+        self.next_try = self.count + SHORTEST_PERIOD;
         let (newest, oldest) = (self.count - 1, self.count - self.requests.len() as u64);
         let PastRequest { shape, live, .. } = *self.at(newest);
         let repeats = |&period: &u64| {
             let past = self.at(newest - period);
-            let repeated = period.div_ceil(REPEATED_PART);
+            let repeated = period.div_ceil(REPEATED_PART).max(SHORTEST_PERIOD);
             past.shape == shape
                 && past.live.abs_diff(live) <= live / LIVE_TOLERANCE
                 && newest - period >= oldest + repeated
                 && (0..repeated).all(|back| self.at(newest - back).shape == self.at(newest - back - period).shape)
         };
         let shortest = self.failed_period.max(SHORTEST_PERIOD) + 1;
-        let period = (shortest..=(newest - oldest).min(KEPT_REQUESTS / 2)).find(repeats)?;
-        Some(self.step(period)).filter(|plan| plan.planned_percent() >= LEAST_PLANNED)
+        let periods = (shortest..=(newest - oldest).min(KEPT_REQUESTS / 2)).filter(repeats).take(MOST_PERIODS);
+        periods.map(|period| self.step(period)).find(|plan| plan.planned_percent() >= LEAST_PLANNED)
     }
 
     /// The last `period` requests and their lifetimes.
@@ -172,17 +178,23 @@ impl StepHistory {
         StepPlan::new((first..=newest).map(request).collect(), length as u32)
     }
 
-    /// A plan was given up: the next try is some periods later, twice as many each time.
-    fn failed(&mut self, period: u64) {
+    /// A plan was given up after so many requests. If it was followed for some steps, the program began something else, and
+    /// the step may come again. Otherwise its period was wrong: the next try is some periods later, twice as many each time.
+    fn failed(&mut self, period: u64, followed: u64) {
+        if followed >= period * STEPS_OF_SUCCESS {
+            (self.failures, self.failed_period) = (0, 0);
+            self.next_try = self.count + period;
+            return;
+        }
         self.failures += 1;
         self.failed_period = period;
         self.next_try = self.count + ((period / 2) << self.failures.min(16));
     }
 
-    /// A plan needed too much new memory.
+    /// A plan could not be placed: it needed too much new memory. Once the next one may take no more, it is made later
+    /// each time.
     fn refused(&mut self, period: u64) {
         self.refusals += 1;
-        // The next one may take no more: it is made later each time.
         let in_vain = self.refusals.saturating_sub(MOST_ALLOWED / ALLOWED_PER_REFUSAL);
         if in_vain > 0 {
             self.next_try = self.count + (period << in_vain.min(16));
@@ -218,6 +230,9 @@ pub(super) struct StepPlan {
     /// The request that is expected next.
     next: usize,
     misses: usize,
+    /// Requests since the last count of misses began, and since the plan was made or placed.
+    counted: usize,
+    followed: u64,
     /// How often each stream freed memory of the plan.
     frees: BTreeMap<StreamId, u64>,
     /// How many of these frees of the second stream the first has waited for.
@@ -227,7 +242,8 @@ pub(super) struct StepPlan {
 impl StepPlan {
     fn new(requests: Vec<PlannedRequest>, period: u32) -> StepPlan {
         let (frees, waited) = (BTreeMap::new(), BTreeMap::new());
-        let mut plan = StepPlan { requests, period, turn: 0, next: 0, misses: 0, frees, waited };
+        let (misses, counted, followed) = (0, 0, 0);
+        let mut plan = StepPlan { requests, period, turn: 0, next: 0, misses, counted, followed, frees, waited };
         plan.turn = plan.emptiest();
         plan
     }
@@ -272,6 +288,12 @@ impl StepPlan {
         least.1
     }
 
+    /// The most bytes at one time that are live in a step and not planned, beside those that stay.
+    fn unplanned_bytes(&self) -> u64 {
+        let unplanned = self.requests.iter().filter(|request| request.lifetime.is_none());
+        unplanned.map(|request| request.shape.1).sum()
+    }
+
     /// Places all blocks from `base` on and returns the end. If `shared`, memory passes from stream to stream.
     fn place(&mut self, base: u64, shared: bool) -> Option<u64> {
         let (numbers, blocks) = self.planned();
@@ -281,15 +303,18 @@ impl StepPlan {
             groups.entry(stream).or_default().push(place);
         }
         let mut end = base;
+        let mut budget = PackingBudget::of_steps(PACKING_STEPS);
         for group in groups.into_values() {
             let members: Vec<BlockLifetime> = group.iter().map(|&place| blocks[place]).collect();
-            let (offsets, height) = pack(&members, self.period)?;
+            let (offsets, height) = pack(&members, self.period, &mut budget)?;
             for (place, offset) in group.into_iter().zip(offsets) {
                 self.requests[numbers[place]].address = Some(end + offset);
             }
             end += height;
         }
-        self.find_sharing();
+        if shared {
+            self.find_sharing();
+        }
         Some(end)
     }
 
@@ -315,22 +340,25 @@ impl StepPlan {
     /// Follows a request; returns its number in the step, or `None` if it is not expected.
     fn follow(&mut self, shape: RequestShape) -> Option<usize> {
         let count = self.requests.len();
-        let mut ahead = (self.next..self.next + LOOK_AHEAD.min(count)).map(|number| number % count);
+        self.followed += 1;
+        self.counted += 1;
+        if self.counted > count {
+            (self.counted, self.misses) = (0, 0);
+        }
+        let mut ahead = (self.next..self.next + LOOK_AHEAD.min(count / 2)).map(|number| number % count);
         let found = ahead.find(|&number| self.requests[number].shape == shape);
         if found.is_none_or(|number| number != self.next) {
             self.misses += 1;
         }
         let number = found?;
-        let next = (number + 1) % count;
-        if next <= self.next {
-            self.misses = 0;
-        }
-        self.next = next;
+        self.next = (number + 1) % count;
         Some(number)
     }
 
-    fn has_failed(&self) -> bool {
-        self.misses > self.requests.len() / MOST_MISSES + LOOK_AHEAD
+    /// Whether the program does something else. A plan that was not placed in two steps is not going to be.
+    fn has_failed(&self, placed: bool) -> bool {
+        let count = self.requests.len();
+        self.misses > count / MOST_MISSES + LOOK_AHEAD.min(count / 2) || !placed && self.followed > 2 * count as u64
     }
 
     /// A stream freed memory of the plan.
@@ -349,7 +377,7 @@ impl StepPlan {
 }
 
 /// The offsets of blocks that come again after every period, and the bytes that all together need.
-fn pack(blocks: &[BlockLifetime], period: u32) -> Option<(Vec<u64>, u64)> {
+fn pack(blocks: &[BlockLifetime], period: u32, budget: &mut PackingBudget) -> Option<(Vec<u64>, u64)> {
     let bound = peak_live_bytes(blocks);
     let mut best: Option<(Vec<u64>, u64)> = None;
     let mut placer = BlockPlacer::periodic(blocks, period);
@@ -358,9 +386,8 @@ fn pack(blocks: &[BlockLifetime], period: u32) -> Option<(Vec<u64>, u64)> {
             break;
         }
         let ceiling = best.as_ref().map_or(u64::MAX, |(_, height)| height.saturating_sub(1));
-        let mut budget = PackingBudget::of_steps(PACKING_STEPS);
         placer.clear();
-        let outcome = placer.place_all(&order.of(blocks), GapChoice::Lowest, ceiling, &mut budget);
+        let outcome = placer.place_all(&order.of(blocks), GapChoice::Lowest, ceiling, budget);
         if outcome == PlacementOutcome::Done {
             best = Some((placer.offsets.clone(), placer.height()));
         }
@@ -388,6 +415,23 @@ impl PlannedRange {
 
 /// The memory of a plan. Its free blocks are in no list, so other requests do not find them.
 impl OomphAllocator {
+    /// A stream is going to be captured, and its events cannot be waited for then.
+    pub(super) fn prepare_capture(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
+        match &self.plan {
+            Some(plan) if plan.has_streams() => self.give_up_plan(cx),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a request may grow memory while there is a plan: within the slack, and slabs up to a share of what is live.
+    pub(super) fn may_grow_beside_plan(&mut self, bytes: u64) -> bool {
+        if self.planned.is_empty() || self.may_grow(bytes) {
+            return true;
+        }
+        self.beside_plan += bytes;
+        bytes <= self.settings.slab_bytes && self.beside_plan <= self.stats.peak.active / 1000 * ALLOWED_PER_REFUSAL
+    }
+
     /// Looks for the step that the program repeats: called when a request finds no place.
     pub(super) fn look_for_step(&mut self) {
         if self.plan.is_none() && !self.is_fixed() {
@@ -403,7 +447,7 @@ impl OomphAllocator {
     ) -> Result<Option<u32>, StrategyError> {
         let Some(plan) = &mut self.plan else { return Ok(None) };
         let followed = plan.follow(shape);
-        if plan.has_failed() {
+        if plan.has_failed(!self.planned.is_empty()) {
             self.give_up_plan(cx)?;
             return Ok(None);
         }
@@ -455,48 +499,51 @@ impl OomphAllocator {
         let Some(gap) = gaps.max_by_key(|part| part.end - part.start).copied() else { return Ok(false) };
         let room = gap.end - gap.start;
         let free = self.free_chunks(&runs, (0, 0));
-        let free_bytes: u64 = free.iter().map(FreeChunks::bytes).sum();
+        // What the plan does not place needs memory too.
+        let free_bytes = free.iter().map(FreeChunks::bytes).sum::<u64>().saturating_sub(plan.unplanned_bytes());
         let live = self.stats.peak.active;
         let new_bytes = |plan: &mut StepPlan, shared: bool| {
             let end = plan.place(gap.start, shared)?;
             Some((end - gap.start, round_up(end - gap.start, self.page).saturating_sub(free_bytes)))
         };
-        let Some((mut bytes, mut new)) = new_bytes(&mut plan, false) else { return Ok(false) };
-        if plan.has_streams() && new > live / 1000 * WORTH_SHARING {
-            match new_bytes(&mut plan, true) {
-                Some(shared) => (bytes, new) = shared,
-                None => return Ok(false),
-            }
+        let mut needed = new_bytes(&mut plan, false);
+        if plan.has_streams() && needed.is_some_and(|(_, new)| new > live / 1000 * WORTH_SHARING) {
+            needed = new_bytes(&mut plan, true);
         }
+        let allowed = self.history.allowed(live);
+        // Counted as a refusal whatever happens from here on: a failing call would happen again in the next step.
+        self.history.refused(plan.requests.len() as u64);
+        let fits = |&(bytes, new): &(u64, u64)| new <= allowed && round_up(bytes, self.page) <= room;
+        let Some((bytes, _)) = needed.filter(fits) else { return Ok(false) };
         let bytes = round_up(bytes, self.page);
-        if new > self.history.allowed(live) || bytes > room {
-            self.history.refused(plan.requests.len() as u64);
-            return Ok(false);
-        }
         let taken = choose_chunks(free, bytes, room);
         let moved: u64 = taken.iter().map(FreeChunks::bytes).sum();
         if bytes > moved && !self.create(cx, bytes - moved, room - moved)? {
             return Ok(false);
         }
         let slot = self.map_chunks(cx, taken, gap.start, plan.requests[0].shape.0)?;
-        // It was merged with free memory before it.
+        // It was merged with free memory before it, and chunks may reach further.
         let slot = self.take_at(slot, gap.start);
-        self.planned = PlannedRange { start: gap.start, bytes: self.blocks[slot].size };
+        if self.blocks[slot].size > bytes {
+            let rest = self.blocks.cut(slot, bytes);
+            self.insert_free(rest);
+        }
+        self.planned = PlannedRange { start: gap.start, bytes };
         self.insert_free(slot);
-        plan.misses = 0;
+        (plan.misses, plan.followed) = (0, 0);
         self.plan = Some(plan);
+        self.beside_plan = 0;
+        self.history.refusals -= 1;
         self.counters.steps_planned += 1;
         Ok(true)
     }
 
-    /// Gives up the plan: its memory serves all requests. While a stream is captured, a plan of several streams stays.
+    /// Gives up the plan: its memory serves all requests.
     #[cold]
     pub(super) fn give_up_plan(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         let Some(plan) = &self.plan else { return Ok(()) };
+        // While a stream is captured, there is no plan of several streams.
         if !self.planned.is_empty() && plan.has_streams() {
-            if self.captures > 0 {
-                return Ok(());
-            }
             // Free blocks of the plan were joined whatever streams used them.
             let streams: BTreeSet<StreamId> = plan.requests.iter().map(|request| request.shape.0).collect();
             for (&waits, &other) in streams.iter().flat_map(|waits| streams.iter().map(move |other| (waits, other))) {
@@ -506,7 +553,7 @@ impl OomphAllocator {
             }
         }
         let Some(plan) = self.plan.take() else { return Ok(()) };
-        self.history.failed(plan.requests.len() as u64);
+        self.history.failed(plan.requests.len() as u64, if self.planned.is_empty() { 0 } else { plan.followed });
         self.counters.plans_given_up += u64::from(!self.planned.is_empty());
         self.planned = PlannedRange::default();
         for slot in std::mem::take(&mut self.planned_free).into_values() {

@@ -205,12 +205,12 @@ fn chunks_follow_the_growth_within_their_limits() {
     assert_eq!([1, 33, 100, 1000].map(chunk), [2, 4, 8, 16]);
 }
 
-/// One step: every request is for so many MiB, on a stream, and its block is freed before the request so many places later.
-type StepScript = [(u64, u16, usize)];
+/// A request of a step: so many MiB, on a stream; its block is freed before the request so many places later.
+type StepRequest = (u64, u16, usize);
 
 impl OomphBench {
     /// Runs a step and returns the blocks that it leaves. No two live blocks overlap.
-    fn step(&mut self, script: &StepScript, kept: &mut Vec<(usize, Block)>) {
+    fn step(&mut self, script: &[StepRequest], kept: &mut Vec<(usize, Block)>) {
         for (number, &(mebibytes, stream, lives)) in script.iter().enumerate() {
             let due = |&(end, _): &(usize, Block)| end <= number;
             for place in (0..kept.len()).rev() {
@@ -235,7 +235,7 @@ impl OomphBench {
 }
 
 /// A step in which chunks are moved every time if requests are placed as they come (found by random search).
-const SCATTERED: [(u64, u16, usize); 12] = [
+const SCATTERED: [StepRequest; 12] = [
     (10, 0, 5),
     (20, 0, 7),
     (60, 0, 2),
@@ -284,28 +284,53 @@ fn another_program_gets_the_memory_of_a_plan() {
     assert_eq!(bench.reserved(), 0);
 }
 
-/// What one stream frees serves another in the same plan only after it has waited.
-#[test]
-fn streams_of_a_plan_wait_where_they_share_memory() {
-    let script: Vec<(u64, u16, usize)> = SCATTERED
-        .iter()
-        .zip([0, 0, 1])
-        .chain(SCATTERED[3..].iter().zip([0, 0, 1, 0, 0, 1, 0, 0, 1]))
-        .map(|(&(mebibytes, _, lives), stream)| (mebibytes, stream, lives))
-        .collect();
-    let mut bench = OomphBench::new(in_chunks_of(10 * MIB));
-    let mut kept = Vec::new();
+/// The same step on two streams, after it was planned.
+fn planned_on_two_streams() -> (OomphBench, Vec<StepRequest>, Vec<(usize, Block)>) {
+    let on_stream =
+        |(place, &(mebibytes, _, lives)): (usize, &StepRequest)| (mebibytes, u16::from(place % 3 == 2), lives);
+    let script: Vec<StepRequest> = SCATTERED.iter().enumerate().map(on_stream).collect();
+    let (mut bench, mut kept) = (OomphBench::new(in_chunks_of(10 * MIB)), Vec::new());
     for _ in 0..8 {
         bench.step(&script, &mut kept);
     }
     assert_eq!(bench.strategy.counters.steps_planned, 1, "{:?}", bench.strategy.counters);
-    let count = |bench: &OomphBench| {
-        [CallKind::EventRecord, CallKind::StreamWaitEvent, CallKind::MemMap].map(|kind| bench.calls(kind))
-    };
-    let before = count(&bench);
+    (bench, script, kept)
+}
+
+/// What one stream frees serves another in the same plan only after it has waited.
+#[test]
+fn streams_of_a_plan_wait_where_they_share_memory() {
+    let (mut bench, script, mut kept) = planned_on_two_streams();
+    let kinds = [CallKind::EventRecord, CallKind::StreamWaitEvent, CallKind::MemMap];
+    let before = kinds.map(|kind| bench.calls(kind));
     bench.step(&script, &mut kept);
-    let [records, waits, maps] = [0, 1, 2].map(|kind| count(&bench)[kind] - before[kind]);
+    let after = kinds.map(|kind| bench.calls(kind));
+    let [records, waits, maps] = [0, 1, 2].map(|kind| after[kind] - before[kind]);
     assert!(records > 0 && waits == records && maps == 0, "{records} events, {waits} waits, {maps} mappings");
+}
+
+/// In a capture no stream can be waited for, so memory that streams share serves all requests before.
+#[test]
+fn a_capture_ends_a_plan_of_several_streams() {
+    let (mut bench, _, kept) = planned_on_two_streams();
+    let control = |bench: &mut OomphBench, command| {
+        bench.strategy.control(&mut Context { device: &mut *bench.device, sink: &mut Silent }, &command).unwrap();
+    };
+    control(&mut bench, Control::CaptureBegin);
+    assert_eq!(bench.strategy.counters.plans_given_up, 1);
+    let waits = bench.calls(CallKind::StreamWaitEvent);
+    let blocks: Vec<Block> = (0..4).map(|_| bench.alloc(30 * MIB, 0)).collect();
+    assert_eq!(bench.calls(CallKind::StreamWaitEvent), waits);
+    control(&mut bench, Control::CaptureEnd);
+    blocks.into_iter().chain(kept.into_iter().map(|(_, block)| block)).for_each(|block| bench.free(block));
+}
+
+#[test]
+fn nothing_is_left_when_an_allocator_with_a_plan_is_closed() {
+    let (mut bench, ..) = planned_on_two_streams();
+    bench.strategy.close(&mut Context { device: &mut *bench.device, sink: &mut Silent }).unwrap();
+    assert_eq!(bench.device.held_bytes(), 0);
+    assert_eq!(bench.calls(CallKind::EventCreate), bench.calls(CallKind::EventDestroy));
 }
 
 mod repeated_steps {

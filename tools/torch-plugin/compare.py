@@ -1,0 +1,234 @@
+#!/usr/bin/env python3
+"""Runs programs under PyTorch's allocator, under expandable segments and under oomph, in turns, and compares.
+
+    python3 compare.py --library liboomph.so --turns 5 --runs runs.jsonl
+    python3 compare.py --library liboomph.so --program fsdp --program unet --check
+
+The programs are those of tools/recording/programs.py. Every run is a process of its own. Allocators take turns, so that what
+changes with time meets all of them. Each run is appended to the file of --runs when it ends; called again, the script goes on
+from there. --check trains once under each allocator with deterministic algorithms and compares what was trained bit by bit.
+
+The table has, for each program: peak reserved over peak allocated memory under each allocator; the median step; the ratio of
+oomph's step to the better of the two others, with a 95 % interval over the turns (Student's t, of logarithms); the time of the
+first three steps; and the driver calls of oomph in the last third of the steps.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ALLOCATORS = ["native", "expandable", "oomph"]
+# Programs of graphs, of servers and of training, with steady and with varying shapes.
+DEFAULT = [
+    "swiglu_var", "unet", "moe", "serving", "prefetch", "fsdp", "embeddings", "swiglu", "graphed", "graph_server", "gpt2",
+    "llama",
+]
+WARM_STEPS = 3
+# Two-sided 95 % quantiles of Student's t, by degrees of freedom.
+STUDENT = [math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228]
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", default="target/release/liboomph.so", help="oomph's shared library")
+    parser.add_argument("--package", default=os.path.join(HERE, "../../python"), help="the folder of the Python package oomph")
+    parser.add_argument("--programs", default=os.path.join(HERE, "../recording/programs.py"), help="the file of the programs")
+    parser.add_argument("--program", action="append", help="may be repeated; default: " + " ".join(DEFAULT))
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after this time")
+    parser.add_argument("--runs", default="runs.jsonl", help="a file for the runs")
+    parser.add_argument("--check", action="store_true", help="compare results instead of times")
+    parser.add_argument("--run", nargs=2, metavar=("PROGRAM", "ALLOCATOR"), help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def run_here(options):
+    """Runs one program in this process. Waits for a line first, so that PyTorch is loaded while another program runs."""
+    sys.path[:0] = [os.path.dirname(os.path.abspath(options.programs)), os.path.abspath(options.package)]
+    sys.argv = [sys.argv[0]]
+    import torch
+    import programs
+
+    name, allocator = options.run
+    if name in ("gpt2", "llama"):
+        import transformers  # noqa: F401
+    sys.stdin.readline()
+    calls = lambda: 0
+    if allocator == "oomph":
+        import oomph.allocator
+
+        oomph.use_allocator("oomph")
+        import ctypes
+
+        library = ctypes.CDLL(oomph.allocator.find_library())
+        library.oomph_driver_calls.restype = ctypes.c_size_t
+        calls = lambda: library.oomph_driver_calls(0)
+    if options.check:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cudnn.benchmark = False
+    torch.manual_seed(1)
+    random.seed(1)
+    milliseconds, driver_calls = [], []
+
+    def steps(count):
+        for step in range(count):
+            torch.cuda.synchronize()
+            began, before = time.perf_counter(), calls()
+            yield step
+            torch.cuda.synchronize()
+            milliseconds.append(1e3 * (time.perf_counter() - began))
+            driver_calls.append(calls() - before)
+
+    trained = getattr(programs, name)(steps)
+    torch.cuda.synchronize()
+    stats = torch.cuda.memory_stats()
+    seen = {
+        "torch": torch.__version__,
+        "gpu": torch.cuda.get_device_name(),
+        "peak_reserved": stats["reserved_bytes.all.peak"],
+        "peak_allocated": stats["allocated_bytes.all.peak"],
+        "step_ms": [round(value, 4) for value in milliseconds],
+        "driver_calls": driver_calls,
+    }
+    if options.check:
+        digest = hashlib.sha256()
+        for tensor in trained:
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        seen["digest"] = digest.hexdigest()
+    print(json.dumps(seen), flush=True)
+
+
+class Run:
+    """A process that has loaded PyTorch, or is about to."""
+
+    def __init__(self, options, program, allocator, turn):
+        self.what = {"program": program, "allocator": allocator, "turn": turn}
+        environment = dict(os.environ, OOMPH_LIBRARY=os.path.abspath(options.library))
+        environment.pop("PYTORCH_CUDA_ALLOC_CONF", None)
+        if allocator == "expandable":
+            environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+        if options.check:
+            environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        self.errors = tempfile.TemporaryFile("w+")
+        command = [sys.executable, os.path.abspath(__file__), "--run", program, allocator]
+        command += ["--package", options.package, "--programs", options.programs] + ["--check"] * options.check
+        self.process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
+        )
+
+    def finish(self):
+        out, _ = self.process.communicate("go\n")
+        self.errors.seek(0)
+        said = self.errors.read().strip().splitlines()
+        ours = [line for line in said if line.startswith("oomph: ")]
+        if self.process.returncode != 0:
+            return {**self.what, "failure": f"status {self.process.returncode}: {(said or ['nothing'])[-1]}"}
+        return {**self.what, **json.loads(out.splitlines()[-1]), "said": ours}
+
+
+def planned(options, done):
+    """The runs that are left, in order."""
+    turns = 1 if options.check else options.turns
+    # The native allocator twice: whether the program itself gives the same result again.
+    allocators = [*ALLOCATORS, "native"] if options.check else ALLOCATORS
+    for turn in range(turns):
+        for program in options.program or DEFAULT:
+            for place in range(len(allocators)):
+                allocator = allocators[(place + turn) % len(allocators)]
+                key = (program, allocator, turn + (place == 3))
+                if key not in done:
+                    yield key
+
+
+def interval(ratios):
+    """The geometric mean of ratios and its 95 % interval."""
+    logarithms = [math.log(ratio) for ratio in ratios]
+    mean = statistics.mean(logarithms)
+    if len(ratios) < 2:
+        return math.exp(mean), math.nan, math.nan
+    freedom = min(len(ratios) - 1, len(STUDENT) - 1)
+    half = STUDENT[freedom] * statistics.stdev(logarithms) / math.sqrt(len(ratios))
+    return tuple(math.exp(value) for value in (mean, mean - half, mean + half))
+
+
+def summary(runs):
+    """One row for each program."""
+    heads = ["program", "native", "expandable", "oomph", "step ms, native", "expandable", "oomph", "oomph / better (95 %)"]
+    rows = [[*heads, "first 3 steps ms", "driver calls in late steps"]]
+    for program in dict.fromkeys(run["program"] for run in runs):
+        of = {name: [r for r in runs if (r["program"], r["allocator"]) == (program, name)] for name in ALLOCATORS}
+        failures = [run["failure"] for group in of.values() for run in group if "failure" in run]
+        if failures or not all(of.values()):
+            rows.append([program, failures[0] if failures else "not all runs are done"])
+            continue
+        over = [max(r["peak_reserved"] / r["peak_allocated"] for r in of[name]) for name in ALLOCATORS]
+        step = {name: {r["turn"]: statistics.median(r["step_ms"][WARM_STEPS:]) for r in of[name]} for name in ALLOCATORS}
+        medians = {name: statistics.median(step[name].values()) for name in ALLOCATORS}
+        better = min(("native", "expandable"), key=medians.get)
+        ratio = interval([step["oomph"][turn] / step[better][turn] for turn in step["oomph"] if turn in step[better]])
+        first = [statistics.median(sum(r["step_ms"][:WARM_STEPS]) for r in of[name]) for name in ALLOCATORS]
+        late = [sum(r["driver_calls"][-(len(r["driver_calls"]) // 3) :]) for r in of["oomph"]]
+        rows.append([
+            program,
+            *(f"{value:.4f}" for value in over),
+            *(f"{medians[name]:.2f}" for name in ALLOCATORS),
+            "{:.3f} ({:.3f} to {:.3f})".format(*ratio),
+            " / ".join(f"{value:.0f}" for value in first),
+            str(max(late)),
+        ])
+    return rows
+
+
+def verdicts(runs):
+    """Whether every allocator trained the same."""
+    rows = [["program", "native again", "expandable", "oomph"]]
+    for program in dict.fromkeys(run["program"] for run in runs):
+        of = {(r["allocator"], r["turn"]): r.get("digest", r.get("failure")) for r in runs if r["program"] == program}
+        base = of.get(("native", 0))
+        keys = [("native", 1), ("expandable", 0), ("oomph", 0)]
+        rows.append([program, *("equal" if of.get(key) == base else f"DIFFERENT {of.get(key)}" for key in keys)])
+    return rows
+
+
+def main():
+    options = arguments()
+    if options.run:
+        return run_here(options)
+    options.library, options.runs = os.path.abspath(options.library), os.path.abspath(options.runs)
+    runs = []
+    if os.path.exists(options.runs):
+        with open(options.runs) as file:
+            runs = [json.loads(line) for line in file]
+    left = list(planned(options, {(run["program"], run["allocator"], run["turn"]) for run in runs}))
+    ends = time.monotonic() + 60 * options.minutes
+    coming = [Run(options, *key) for key in left[:1]]
+    for following in [*left[1:], None]:
+        if not coming or time.monotonic() > ends:
+            break
+        run = coming.pop()
+        if following:
+            coming.append(Run(options, *following))
+        seen = run.finish()
+        runs.append(seen)
+        with open(options.runs, "a") as file:
+            file.write(json.dumps(seen) + "\n")
+        print(f"{seen['program']} {seen['allocator']} {seen.get('failure', '')}", file=sys.stderr, flush=True)
+    for run in coming:
+        run.process.kill()
+    rows = verdicts(runs) if options.check else summary(runs)
+    width = max(len(row) for row in rows)
+    print("\n".join("| " + " | ".join(row + [""] * (width - len(row))) + " |" for row in rows))
+    return 0 if all("failure" not in run for run in runs) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
