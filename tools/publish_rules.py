@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import importlib.util
 import json
 import math
 import pathlib
@@ -694,6 +695,66 @@ def slowest_training():
     return f"{100 * (max(ratios) - 1):.1f}"
 
 
+ALLOCATOR = "results/2026-11-18-h200"
+RUNS_UNDER_ALLOCATORS = f"{ALLOCATOR}/allocator.jsonl"
+PROGRAMS_UNDER_ALLOCATORS = {
+    "swiglu_var": "transformer, lengths and batches vary",
+    "unet": "convolutional net, resolutions vary",
+    "moe": "mixture of experts",
+    "serving": "server, growing caches",
+    "prefetch": "batches copied on a side stream",
+    "fsdp": "FSDP2, one rank",
+    "embeddings": "embedding bags",
+    "gpt2": "GPT-2 of transformers",
+    "graph_server": "server with CUDA graphs",
+}
+
+
+def compared_allocators():
+    """The rows of tools/torch-plugin/compare.py."""
+    file = pathlib.Path(__file__).resolve().parent / "torch-plugin/compare.py"
+    spec = importlib.util.spec_from_file_location("compare", file)
+    compare = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(compare)
+    rows = compare.summary([json.loads(line) for line in text(RUNS_UNDER_ALLOCATORS).splitlines()])
+    return {row[0]: row[1:] for row in rows[1:]}
+
+
+@table("allocators")
+def allocators_table():
+    """Programs under PyTorch's allocators and under ours."""
+    body = []
+    for name, (native, expandable, ours, *steps) in compared_allocators().items():
+        over = [f"{float(value):.3f}" for value in (native, expandable, ours)]
+        body.append([PROGRAMS_UNDER_ALLOCATORS[name], *over, " / ".join(steps[:3])])
+    return markdown(["program", "native:", "expandable:", "`oomph`:", "step, ms:"], body)
+
+
+@table("allocator-steps")
+def allocator_steps_table():
+    """Step times and driver calls."""
+    body = []
+    for name, (*_, native, expandable, ours, ratio, first, late) in compared_allocators().items():
+        body.append([PROGRAMS_UNDER_ALLOCATORS[name], native, expandable, ours, ratio, first, late])
+    heads = ["program", "native, ms:", "expandable:", "`oomph`:", "`oomph` over the better:"]
+    return markdown([*heads, "first 3 steps, ms:", "driver calls in late steps:"], body)
+
+
+@table("allocator-results")
+def allocator_results_table():
+    """Whether what was trained is equal bit by bit."""
+    found = {}
+    for line in text(f"{ALLOCATOR}/allocator-check.jsonl").splitlines():
+        run = json.loads(line)
+        found.setdefault(run["program"], {})[run["allocator"], run["turn"]] = run["digest"]
+    body = []
+    for name, digests in found.items():
+        base = digests["native", 0]
+        others = [("native", 1), ("expandable", 0), ("oomph", 0)]
+        body.append([name, *("equal" if digests[key] == base else "different" for key in others)])
+    return markdown(["program", "native again", "expandable", "`oomph`"], body)
+
+
 @table("adversary")
 def adversary_table():
     """Memory needed in Robson's worst case as a multiple of what is alive."""
@@ -1050,7 +1111,7 @@ SENTENCES = {
         " {answers.off_reserved} % in {answers.differ}",
     ],
 }
-FILES = [*SENTENCES, "results/releases/README.md"]
+FILES = [*SENTENCES, "results/releases/README.md", f"{ALLOCATOR}/README.md"]
 
 # Sections in which every number needs a rule: from one heading to the next one given, or to the end.
 CHECKED = {

@@ -4,7 +4,7 @@
     oomph rehearse -o FOLDER -- python3 varied.py NAME
 
 They differ from the programs of programs.py, on which no setting is chosen: other models, sizes and patterns of the same
-kinds. Weights and data are random, with seed 3. The recordings in workloads/recorded/rehearsed are made without a GPU.
+kinds. Weights and data are random, with seed 3. A rehearsal takes seconds and needs no GPU, so recordings are not kept.
 """
 
 import argparse

@@ -72,7 +72,7 @@ fn pages_of_answers_are_drawn_offline() {
         assert_eq!(browser.console(), Vec::<String>::new(), "{name}");
         assert_eq!(browser.requests(), Vec::<String>::new(), "{name}");
         for theme in ["light", "dark"] {
-            browser.run(&format!("document.documentElement.dataset.theme = '{theme}'"));
+            browser.set_theme(theme);
             let worst = browser.run(CONTRAST);
             assert!(worst[0].as_f64().unwrap() >= 4.5, "{name}, {theme}: {worst}");
         }

@@ -263,13 +263,13 @@ fn contrast_and_phone_width() {
     let Some(browser) = opened(1280) else { return };
     draw_all(&browser);
     for theme in ["light", "dark"] {
-        browser.run(&format!("document.documentElement.dataset.theme = '{theme}'"));
+        browser.set_theme(theme);
         let worst = browser.run(CONTRAST);
         assert!(worst[0].as_f64().unwrap() >= 4.5, "{theme}: {worst}");
         browser.run("window.scrollTo(0, 0)");
         browser.picture(1280, 1600, &screenshot(theme));
     }
-    browser.run("document.documentElement.dataset.theme = 'light'");
+    browser.set_theme("light");
     browser.picture(390, 2400, &screenshot("narrow"));
     let wide = browser.run("return document.documentElement.scrollWidth");
     assert!(wide.as_u64().unwrap() <= 390, "the page is {wide} pixels wide on a phone");

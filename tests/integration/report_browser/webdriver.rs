@@ -73,6 +73,16 @@ impl Browser {
         panic!("timed out waiting for: {condition}");
     }
 
+    /// Changes the colours of the page, and waits until it is drawn again: pictures follow in the next frame.
+    pub fn set_theme(&self, theme: &str) {
+        self.run(&format!(
+            "document.documentElement.dataset.theme = '{theme}';
+             window.frames_drawn = false;
+             requestAnimationFrame(() => requestAnimationFrame(() => {{ window.frames_drawn = true; }}));"
+        ));
+        self.wait_for("window.frames_drawn");
+    }
+
     /// The page's console messages.
     pub fn console(&self) -> Vec<String> {
         self.log("browser").iter().map(|entry| entry["message"].to_string()).collect()
