@@ -9,11 +9,10 @@
 
 pub mod agreement;
 mod drive;
-mod pool_scopes;
 pub mod verify;
 
+pub(crate) use drive::PoolScopes;
 pub use drive::{TraceEvents, replay};
-pub(crate) use pool_scopes::PoolScopes;
 
 use std::{fmt::Display, sync::atomic::AtomicBool};
 
