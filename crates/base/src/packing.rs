@@ -212,6 +212,28 @@ pub fn find_gap(neighbours: impl IntoIterator<Item = (u64, u64)>, bytes: u64, ch
     narrowest.map_or(floor, |(_, offset)| offset)
 }
 
+/// The offsets of blocks that come again after every `period`, and the bytes that all together need; `None` if the budget is
+/// spent before the first layout.
+///
+/// Each block goes to the lowest free offset, in several orders, and the lowest result is kept. For training steps the order
+/// by size is hard to improve on.
+pub fn pack_periodic(blocks: &[BlockLifetime], period: u32, budget: &mut PackingBudget) -> Option<(Vec<u64>, u64)> {
+    let bound = peak_live_bytes(blocks);
+    let mut placer = BlockPlacer::periodic(blocks, period);
+    let mut best: Option<(Vec<u64>, u64)> = None;
+    for order in [PlacementOrder::Bytes, PlacementOrder::Area, PlacementOrder::Lifetime] {
+        if best.as_ref().is_some_and(|&(_, height)| height <= bound) {
+            break;
+        }
+        let ceiling = best.as_ref().map_or(u64::MAX, |(_, height)| height.saturating_sub(1));
+        placer.clear();
+        if placer.place_all(&order.of(blocks), GapChoice::Lowest, ceiling, budget) == PlacementOutcome::Done {
+            best = Some((placer.offsets.clone(), placer.height()));
+        }
+    }
+    best
+}
+
 /// This many blocks share an entry of the lower index, and this many entries one of the upper.
 const FAN: usize = 32;
 

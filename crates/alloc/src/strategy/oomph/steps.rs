@@ -10,8 +10,8 @@
 //!   range of addresses, and from then on every request of the step has its address there. Steps make no driver
 //!   call, except where memory passes from stream to stream.
 //!
-//! A plan proposes. A request that is not in the plan, or whose place is not free, is served by the memory outside of the
-//! plan. If that is not enough, or if the program does something else, the plan is given up and its memory serves all requests.
+//! The places of a plan are proposals. A request that is not in the plan, or whose place is not free, is served by the
+//! memory outside of the plan. If that is not enough, or if the program does something else, the plan is given up and its memory serves all requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,9 +22,7 @@ use super::{
 use crate::strategy::{Context, StrategyError};
 use oomph_base::{
     StreamId,
-    packing::{
-        BlockLifetime, BlockPlacer, GapChoice, PackingBudget, PlacementOrder, PlacementOutcome, peak_live_bytes,
-    },
+    packing::{BlockLifetime, PackingBudget, pack_periodic},
     round_up,
 };
 
@@ -288,7 +286,7 @@ impl StepPlan {
         least.1
     }
 
-    /// The most bytes at one time that are live in a step and not planned, beside those that stay.
+    /// The bytes of all requests of the step that have no place.
     fn unplanned_bytes(&self) -> u64 {
         let unplanned = self.requests.iter().filter(|request| request.lifetime.is_none());
         unplanned.map(|request| request.shape.1).sum()
@@ -306,7 +304,7 @@ impl StepPlan {
         let mut budget = PackingBudget::of_steps(PACKING_STEPS);
         for group in groups.into_values() {
             let members: Vec<BlockLifetime> = group.iter().map(|&place| blocks[place]).collect();
-            let (offsets, height) = pack(&members, self.period, &mut budget)?;
+            let (offsets, height) = pack_periodic(&members, self.period, &mut budget)?;
             for (place, offset) in group.into_iter().zip(offsets) {
                 self.requests[numbers[place]].address = Some(end + offset);
             }
@@ -374,25 +372,6 @@ impl StepPlan {
         let others = request.shares_with.iter().map(|&other| (other, frees(other)));
         others.filter(|&(other, frees)| waited(other) < frees).collect()
     }
-}
-
-/// The offsets of blocks that come again after every period, and the bytes that all together need.
-fn pack(blocks: &[BlockLifetime], period: u32, budget: &mut PackingBudget) -> Option<(Vec<u64>, u64)> {
-    let bound = peak_live_bytes(blocks);
-    let mut best: Option<(Vec<u64>, u64)> = None;
-    let mut placer = BlockPlacer::periodic(blocks, period);
-    for order in [PlacementOrder::Bytes, PlacementOrder::Area, PlacementOrder::Lifetime] {
-        if best.as_ref().is_some_and(|&(_, height)| height <= bound) {
-            break;
-        }
-        let ceiling = best.as_ref().map_or(u64::MAX, |(_, height)| height.saturating_sub(1));
-        placer.clear();
-        let outcome = placer.place_all(&order.of(blocks), GapChoice::Lowest, ceiling, budget);
-        if outcome == PlacementOutcome::Done {
-            best = Some((placer.offsets.clone(), placer.height()));
-        }
-    }
-    best
 }
 
 /// The addresses of a plan.

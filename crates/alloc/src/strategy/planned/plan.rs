@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use oomph_base::{
     StreamId,
-    packing::{BlockLifetime, BlockPlacer, GapChoice, PackingBudget, PlacementOrder, PlacementOutcome},
+    packing::{BlockLifetime, PackingBudget, pack_periodic},
 };
 
 /// Steps are profiled up to this many requests; later ones are not planned.
@@ -184,22 +184,8 @@ impl StepPlan {
 }
 
 /// The offsets of blocks that come again after every period, and the bytes that all together need.
-///
-/// Each block goes to the lowest free offset, in several orders, and the lowest result is kept. For
-/// training steps the order by size is hard to improve on.
 fn pack(blocks: &[BlockLifetime], period: u32) -> (Vec<u64>, u64) {
-    let mut placer = BlockPlacer::periodic(blocks, period);
-    let mut best: Option<(Vec<u64>, u64)> = None;
-    for order in [PlacementOrder::Bytes, PlacementOrder::Area, PlacementOrder::Lifetime] {
-        let ceiling = best.as_ref().map_or(u64::MAX, |(_, height)| height.saturating_sub(1));
-        let mut budget = PackingBudget::of_steps(u64::MAX);
-        placer.clear();
-        let outcome = placer.place_all(&order.of(blocks), GapChoice::Lowest, ceiling, &mut budget);
-        if outcome == PlacementOutcome::Done {
-            best = Some((placer.offsets.clone(), placer.height()));
-        }
-    }
-    best.unwrap_or_default()
+    pack_periodic(blocks, period, &mut PackingBudget::of_steps(u64::MAX)).unwrap_or_default()
 }
 
 #[cfg(test)]
