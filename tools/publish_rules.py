@@ -710,13 +710,14 @@ PROGRAMS_UNDER_ALLOCATORS = {
 }
 
 
-def compared_allocators():
-    """The rows of tools/torch-plugin/compare.py."""
-    file = pathlib.Path(__file__).resolve().parent / "torch-plugin/compare.py"
-    spec = importlib.util.spec_from_file_location("compare", file)
+@functools.cache
+def rows_of_compare(table, file):
+    """The rows that a table of tools/torch-plugin/compare.py has for a file of runs, by program."""
+    script = pathlib.Path(__file__).resolve().parent / "torch-plugin/compare.py"
+    spec = importlib.util.spec_from_file_location("compare", script)
     compare = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(compare)
-    rows = compare.summary([json.loads(line) for line in text(RUNS_UNDER_ALLOCATORS).splitlines()])
+    rows = getattr(compare, table)([json.loads(line) for line in text(file).splitlines()])
     return {row[0]: row[1:] for row in rows[1:]}
 
 
@@ -724,7 +725,7 @@ def compared_allocators():
 def allocators_table():
     """Programs under PyTorch's allocators and under ours."""
     body = []
-    for name, (native, expandable, ours, *steps) in compared_allocators().items():
+    for name, (native, expandable, ours, *steps) in rows_of_compare("summary", RUNS_UNDER_ALLOCATORS).items():
         over = [f"{float(value):.3f}" for value in (native, expandable, ours)]
         body.append([PROGRAMS_UNDER_ALLOCATORS[name], *over, " / ".join(steps[:3])])
     return markdown(["program", "native:", "expandable:", "`oomph`:", "step, ms:"], body)
@@ -734,7 +735,7 @@ def allocators_table():
 def allocator_steps_table():
     """Step times and driver calls."""
     body = []
-    for name, (*_, native, expandable, ours, ratio, first, late) in compared_allocators().items():
+    for name, (*_, native, expandable, ours, ratio, first, late) in rows_of_compare("summary", RUNS_UNDER_ALLOCATORS).items():
         body.append([PROGRAMS_UNDER_ALLOCATORS[name], native, expandable, ours, ratio, first, late])
     heads = ["program", "native, ms:", "expandable:", "`oomph`:", "`oomph` over the better:"]
     return markdown([*heads, "first 3 steps, ms:", "driver calls in late steps:"], body)
@@ -743,15 +744,9 @@ def allocator_steps_table():
 @table("allocator-results")
 def allocator_results_table():
     """Whether what was trained is equal bit by bit."""
-    found = {}
-    for line in text(f"{ALLOCATOR}/allocator-check.jsonl").splitlines():
-        run = json.loads(line)
-        found.setdefault(run["program"], {})[run["allocator"], run["turn"]] = run["digest"]
-    body = []
-    for name, digests in found.items():
-        base = digests["native", 0]
-        others = [("native", 1), ("expandable", 0), ("oomph", 0)]
-        body.append([name, *("equal" if digests[key] == base else "different" for key in others)])
+    found = rows_of_compare("verdicts", f"{ALLOCATOR}/allocator-check.jsonl")
+    # Without the digest of another result.
+    body = [[name, *(cell.split()[0].lower() for cell in cells)] for name, cells in found.items()]
     return markdown(["program", "native again", "expandable", "`oomph`"], body)
 
 

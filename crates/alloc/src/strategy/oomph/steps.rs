@@ -176,7 +176,7 @@ impl StepHistory {
         StepPlan::new((first..=newest).map(request).collect(), length as u32)
     }
 
-    /// A plan was given up after so many requests. If it was followed for some steps, the program began something else, and
+    /// A plan was given up after `followed` requests. If these were some steps, the program began something else, and
     /// the step may come again. Otherwise its period was wrong: the next try is some periods later, twice as many each time.
     fn failed(&mut self, period: u64, followed: u64) {
         if followed >= period * STEPS_OF_SUCCESS {
@@ -521,7 +521,7 @@ impl OomphAllocator {
     #[cold]
     pub(super) fn give_up_plan(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         let Some(plan) = &self.plan else { return Ok(()) };
-        // While a stream is captured, there is no plan of several streams.
+        // A plan of several streams is given up before a stream is captured (`prepare_capture`).
         if !self.planned.is_empty() && plan.has_streams() {
             // Free blocks of the plan were joined whatever streams used them.
             let streams: BTreeSet<StreamId> = plan.requests.iter().map(|request| request.shape.0).collect();

@@ -205,7 +205,7 @@ fn chunks_follow_the_growth_within_their_limits() {
     assert_eq!([1, 33, 100, 1000].map(chunk), [2, 4, 8, 16]);
 }
 
-/// A request of a step: so many MiB, on a stream; its block is freed before the request so many places later.
+/// A request of a step: its size in MiB, its stream, and how many requests of the step later its block is freed.
 type StepRequest = (u64, u16, usize);
 
 impl OomphBench {
