@@ -4,19 +4,23 @@
     python3 compare.py --library liboomph.so --turns 5 --runs runs.jsonl
     python3 compare.py --library liboomph.so --program fsdp --program unet --check
 
-The programs are those of tools/recording/programs.py. Every run is a process of its own. Allocators take turns, so that what
-changes with time meets all of them. Each run is appended to the file of --runs when it ends; called again, the script goes on
-from there. --check trains once under each allocator with deterministic algorithms and compares what was trained bit by bit.
+The programs are those of tools/recording/programs.py. Every run is a process of its own, and a turn has one process for each
+allocator. They take turns step by step, one at a time and on the same processor cores, so that what changes with time meets all
+of them; all processes of a turn load PyTorch before the first one begins. Runs are appended to the file of --runs when a
+program ends; called again, the script goes on from there. --check trains once under each allocator with deterministic
+algorithms and compares what was trained bit by bit.
 
 The table has, for each program: peak reserved over peak allocated memory under each allocator; the median step; the ratio of
-oomph's step to the better of the two others, with a 95 % interval over the turns (Student's t, of logarithms); the time of the
-first three steps; and the driver calls of oomph in the last third of the steps.
+oomph's step to the same step under the better of the two others (the median over the steps of a turn), with a 95 % interval
+over the turns (Student's t, of logarithms); the time of the first three steps; and the driver calls of oomph in the last third
+of the steps.
 """
 
 import argparse
 import hashlib
 import json
 import math
+import operator
 import os
 import random
 import statistics
@@ -51,8 +55,14 @@ def arguments():
     return parser.parse_args()
 
 
+def pause():
+    """Waits until it is this process's turn."""
+    print("ready", flush=True)
+    sys.stdin.readline()
+
+
 def run_here(options):
-    """Runs one program in this process. Waits for a line first, so that PyTorch is loaded while another program runs."""
+    """Runs one program in this process, one step each time it is its turn."""
     sys.path[:0] = [os.path.dirname(os.path.abspath(options.programs)), os.path.abspath(options.package)]
     sys.argv = [sys.argv[0]]
     import torch
@@ -61,7 +71,9 @@ def run_here(options):
     name, allocator = options.run
     if name in ("gpt2", "llama"):
         import transformers  # noqa: F401
-    sys.stdin.readline()
+    pause()
+    # The main thread and that of the backward pass.
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
     calls = lambda: 0
     if allocator == "oomph":
         import oomph.allocator
@@ -83,6 +95,10 @@ def run_here(options):
 
     def steps(count):
         for step in range(count):
+            torch.cuda.synchronize()
+            pause()
+            # The GPU changes to this process before the step begins.
+            torch.cuda._sleep(1)
             torch.cuda.synchronize()
             began, before = time.perf_counter(), calls()
             yield step
@@ -123,6 +139,7 @@ class Run:
             environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
         if options.check:
             environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        self.seen = None
         self.errors = tempfile.TemporaryFile("w+")
         command = [sys.executable, os.path.abspath(__file__), "--run", program, allocator]
         command += ["--package", options.package, "--programs", options.programs] + ["--check"] * options.check
@@ -130,28 +147,49 @@ class Run:
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
         )
 
-    def finish(self):
-        out, _ = self.process.communicate("go\n")
+    def advance(self):
+        """Lets the process run until it waits again; returns what was seen when it has ended, else None."""
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        return self.wait()
+
+    def wait(self):
+        """The same without a line: a process begins by loading PyTorch."""
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                self.seen = json.loads(line)
+            elif line == "ready\n":
+                return None
+        self.process.wait()
         self.errors.seek(0)
         said = self.errors.read().strip().splitlines()
-        ours = [line for line in said if line.startswith("oomph: ")]
-        if self.process.returncode != 0:
+        if self.process.returncode != 0 or self.seen is None:
             return {**self.what, "failure": f"status {self.process.returncode}: {(said or ['nothing'])[-1]}"}
-        return {**self.what, **json.loads(out.splitlines()[-1]), "said": ours}
+        return {**self.what, **self.seen, "said": [line for line in said if line.startswith("oomph: ")]}
+
+
+def run_together(runs):
+    """Runs processes step by step in turns until all have ended; returns what was seen."""
+    ended = []
+    while runs:
+        seen = {run: run.advance() for run in runs}
+        ended += [done for done in seen.values() if done]
+        runs = [run for run in runs if seen[run] is None]
+    return ended
 
 
 def planned(options, done):
-    """The runs that are left, in order."""
-    turns = 1 if options.check else options.turns
+    """The turns that are left: programs, each with its runs in order."""
     # The native allocator twice: whether the program itself gives the same result again.
     allocators = [*ALLOCATORS, "native"] if options.check else ALLOCATORS
-    for turn in range(turns):
-        for program in options.program or DEFAULT:
-            for place in range(len(allocators)):
-                allocator = allocators[(place + turn) % len(allocators)]
-                key = (program, allocator, turn + (place == 3))
-                if key not in done:
-                    yield key
+    for turn in range(1 if options.check else options.turns):
+        first = turn % len(allocators)
+        places = [*range(first, len(allocators)), *range(first)]
+        runs = {
+            program: [(program, allocators[place], turn + (place == 3)) for place in places]
+            for program in options.program or DEFAULT
+        }
+        yield {program: keys for program, keys in runs.items() if not set(keys) <= done}
 
 
 def interval(ratios):
@@ -163,6 +201,13 @@ def interval(ratios):
     freedom = min(len(ratios) - 1, len(STUDENT) - 1)
     half = STUDENT[freedom] * statistics.stdev(logarithms) / math.sqrt(len(ratios))
     return tuple(math.exp(value) for value in (mean, mean - half, mean + half))
+
+
+def same_step_ratios(ours, others):
+    """For each turn, the median ratio of the same step of two runs."""
+    other_steps = {run["turn"]: run["step_ms"] for run in others}
+    pairs = [(run["step_ms"], other_steps[run["turn"]]) for run in ours if run["turn"] in other_steps]
+    return [statistics.median(map(operator.truediv, mine[WARM_STEPS:], other[WARM_STEPS:])) for mine, other in pairs]
 
 
 def summary(runs):
@@ -179,7 +224,7 @@ def summary(runs):
         step = {name: {r["turn"]: statistics.median(r["step_ms"][WARM_STEPS:]) for r in of[name]} for name in ALLOCATORS}
         medians = {name: statistics.median(step[name].values()) for name in ALLOCATORS}
         better = min(("native", "expandable"), key=medians.get)
-        ratio = interval([step["oomph"][turn] / step[better][turn] for turn in step["oomph"] if turn in step[better]])
+        ratio = interval(same_step_ratios(of["oomph"], of[better]))
         first = [statistics.median(sum(r["step_ms"][:WARM_STEPS]) for r in of[name]) for name in ALLOCATORS]
         late = [sum(r["driver_calls"][-(len(r["driver_calls"]) // 3) :]) for r in of["oomph"]]
         rows.append([
@@ -213,22 +258,25 @@ def main():
     if os.path.exists(options.runs):
         with open(options.runs) as file:
             runs = [json.loads(line) for line in file]
-    left = list(planned(options, {(run["program"], run["allocator"], run["turn"]) for run in runs}))
     ends = time.monotonic() + 60 * options.minutes
-    coming = [Run(options, *key) for key in left[:1]]
-    for following in [*left[1:], None]:
-        if not coming or time.monotonic() > ends:
+    for turn in planned(options, {(run["program"], run["allocator"], run["turn"]) for run in runs}):
+        if time.monotonic() > ends:
             break
-        run = coming.pop()
-        if following:
-            coming.append(Run(options, *following))
-        seen = run.finish()
-        runs.append(seen)
-        with open(options.runs, "a") as file:
-            file.write(json.dumps(seen) + "\n")
-        print(f"{seen['program']} {seen['allocator']} {seen.get('failure', '')}", file=sys.stderr, flush=True)
-    for run in coming:
-        run.process.kill()
+        loading = {program: [Run(options, *key) for key in keys] for program, keys in turn.items()}
+        failed = [run.wait() for started in loading.values() for run in started]
+        for program, started in loading.items():
+            if time.monotonic() > ends or any(failed):
+                for run in started:
+                    run.process.kill()
+                continue
+            seen = run_together(started)
+            runs += seen
+            with open(options.runs, "a") as file:
+                file.writelines(json.dumps(run) + "\n" for run in seen)
+            failures = " ".join(run["failure"] for run in seen if "failure" in run)
+            print(f"{program}, turn {seen[0]['turn']} {failures}", file=sys.stderr, flush=True)
+        if any(failed):
+            raise SystemExit(f"a process could not load PyTorch: {next(filter(None, failed))['failure']}")
     rows = verdicts(runs) if options.check else summary(runs)
     width = max(len(row) for row in rows)
     print("\n".join("| " + " | ".join(row + [""] * (width - len(row))) + " |" for row in rows))

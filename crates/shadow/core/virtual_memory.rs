@@ -1,6 +1,6 @@
 //! Virtual memory management: reserve, create, map, unmap, release.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use oomph_driver::ReservedSpace;
 
@@ -29,6 +29,8 @@ pub struct VirtualSpace {
 struct Mapping {
     bytes: u64,
     handle: u64,
+    /// The devices that may read and write it.
+    access: BTreeSet<i32>,
 }
 
 /// Memory that `cuMemCreate` made. It is given back when its handle is released and nothing maps it.
@@ -103,7 +105,7 @@ impl Shadow {
         match space.physical.get_mut(&handle) {
             Some(physical) if fits && bytes <= physical.bytes => {
                 physical.mappings += 1;
-                space.mapped.insert(start, Mapping { bytes, handle });
+                space.mapped.insert(start, Mapping { bytes, handle, access: BTreeSet::new() });
                 SUCCESS
             }
             _ => INVALID_VALUE,
@@ -127,6 +129,28 @@ impl Shadow {
         SUCCESS
     }
 
+    fn set_access(&mut self, start: u64, bytes: u64, descriptors: In<AccessDescriptor>, count: u64) -> i32 {
+        let mut mappings = self.virtual_space.mapped.range_mut(start..start.saturating_add(bytes)).peekable();
+        if mappings.peek().is_none() {
+            return INVALID_VALUE;
+        }
+        for (_, mapping) in mappings {
+            for AccessDescriptor { device, flags, .. } in (0..count).filter_map(|place| descriptors.get_at(place as usize)) {
+                match flags {
+                    0 => mapping.access.remove(&device),
+                    _ => mapping.access.insert(device),
+                };
+            }
+        }
+        SUCCESS
+    }
+
+    /// Whether a device may touch what is mapped at an address; `None` where nothing is.
+    fn has_access(&self, address: u64, device: i32) -> Option<bool> {
+        let (start, mapping) = self.virtual_space.mapped.range(..=address).next_back()?;
+        (address < start + mapping.bytes).then(|| mapping.access.contains(&device))
+    }
+
     fn release(&mut self, handle: u64) -> i32 {
         match self.virtual_space.physical.get_mut(&handle) {
             Some(physical) if physical.handles > 0 => physical.handles -= 1,
@@ -143,6 +167,15 @@ impl Shadow {
             self.devices[physical.device].give_back(physical.bytes);
         }
     }
+}
+
+/// `CUmemAccessDesc`: a `CUmemLocation`, and 3 for reading and writing.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct AccessDescriptor {
+    kind: i32,
+    device: i32,
+    flags: i32,
 }
 
 /// `location.id` of a `CUmemAllocationProp`, which follows two enumerations and `location.type`.
@@ -206,10 +239,16 @@ cuda_functions! {
         }
         code
     }
-    fn cuMemSetAccess(pointer: u64, bytes: u64, _descriptors: u64, _count: u64) -> i32 {
-        served::code(ServedCall::MemSetAccess, [pointer, bytes, 0]).unwrap_or(SUCCESS)
+    fn cuMemSetAccess(pointer: u64, bytes: u64, descriptors: In<AccessDescriptor>, count: u64) -> i32 {
+        let code = served::code(ServedCall::MemSetAccess, [pointer, bytes, 0]);
+        code.unwrap_or_else(|| state::lock().set_access(pointer, bytes, descriptors, count))
     }
-    fn cuMemGetAccess(flags: Out<u64>, _location: u64, _pointer: u64) -> i32 { flags.set(3); SUCCESS }
+    fn cuMemGetAccess(flags: Out<u64>, location: In<u8>, pointer: u64) -> i32 {
+        let device = location.field::<i32>(4).unwrap_or(-1);
+        let answer = state::lock().has_access(pointer, device);
+        flags.set(if answer == Some(true) { 3 } else { 0 });
+        answer.map_or(INVALID_VALUE, |_| SUCCESS)
+    }
     fn cuMemGetAllocationGranularity(granularity: Out<u64>, _properties: u64, _option: i32) -> i32 {
         granularity.set(PAGE_BYTES);
         SUCCESS
@@ -232,6 +271,27 @@ cuda_functions! {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn access_is_kept_by_mapping_and_device() {
+        let mut shadow = state::lock();
+        let start = shadow.reserve(64 << 20).unwrap();
+        let half = 2 << 20;
+        let handles = [0, half].map(|offset| {
+            let handle = shadow.create(half, 0).unwrap();
+            assert_eq!(shadow.map(start + offset, half, handle), SUCCESS);
+            handle
+        });
+        let descriptors = [0, 1].map(|device| AccessDescriptor { kind: 1, device, flags: 3 });
+        assert_eq!(shadow.set_access(start, half, In(descriptors.as_ptr()), 2), SUCCESS);
+        assert_eq!(shadow.set_access(start + half, half, In(descriptors.as_ptr()), 1), SUCCESS);
+        let found = [(0, 0), (0, 1), (half, 0), (half, 1), (2 * half, 0)];
+        let found = found.map(|(offset, device)| shadow.has_access(start + offset, device));
+        assert_eq!(found, [Some(true), Some(true), Some(true), Some(false), None]);
+        assert_eq!(shadow.unmap(start, 2 * half), SUCCESS);
+        assert_eq!(handles.map(|handle| shadow.release(handle)), [SUCCESS; 2]);
+        assert_eq!(shadow.address_free(start, 64 << 20), SUCCESS);
+    }
 
     #[test]
     fn memory_lives_until_it_is_released_and_unmapped() {

@@ -96,6 +96,17 @@ impl GpuService {
         }
     }
 
+    /// Lets another GPU read and write the memory of this one. Memory that is not mapped is PyTorch's to open.
+    pub(crate) fn allow_peer(&mut self, other: i32) -> Result<(), ServiceError> {
+        let (Ok(ordinal), _guard) = (u32::try_from(other), self.is_real.then(cuda::keep_context)) else {
+            return Err(ServiceError::NoDevice(other));
+        };
+        match self.device.virtual_memory() {
+            Ok(memory) => Ok(memory.allow_peer(ordinal).map_err(StrategyError::from)?),
+            Err(_) => Ok(()),
+        }
+    }
+
     pub(crate) fn trim(&mut self) -> Result<(), ServiceError> {
         self.with_arenas(|arenas, cx| arenas.trim(cx))?;
         self.watch.comparison.trim();

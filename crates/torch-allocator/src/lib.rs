@@ -212,7 +212,13 @@ impl AllocatorService {
         if let Some(gpu) = gpus.get(&device) {
             return Ok(Arc::clone(gpu));
         }
-        let gpu = Arc::new(Mutex::new(GpuService::open(device, &self.settings, *lock(&self.history))?));
+        let mut opened = GpuService::open(device, &self.settings, *lock(&self.history))?;
+        // PyTorch copies between GPUs by kernels that read the other's memory, and does not say when it begins to.
+        for (&other, gpu) in gpus.iter() {
+            opened.allow_peer(other)?;
+            lock(gpu).allow_peer(device)?;
+        }
+        let gpu = Arc::new(Mutex::new(opened));
         gpus.insert(device, Arc::clone(&gpu));
         Ok(gpu)
     }

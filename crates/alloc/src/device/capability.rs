@@ -95,6 +95,9 @@ pub trait VirtualMemory {
     fn map(&mut self, address: Address, bytes: u64, physical: PhysicalId) -> Result<(), DeviceError>;
     /// Makes a mapped range readable and writable.
     fn set_access(&mut self, address: Address, bytes: u64) -> Result<(), DeviceError>;
+    /// Lets another GPU of this process read and write everything that is mapped now or later. Does nothing if that GPU
+    /// cannot reach this one.
+    fn allow_peer(&mut self, ordinal: u32) -> Result<(), DeviceError>;
     /// Removes the mappings in a range; each must lie in it whole.
     fn unmap(&mut self, address: Address, bytes: u64) -> Result<(), DeviceError>;
 }

@@ -166,6 +166,13 @@ impl<H: Copy + Default> MappingTable<H> {
         }
     }
 
+    /// Start and length of what kernels may touch.
+    #[cfg(feature = "cuda")]
+    pub(super) fn accessible(&self) -> Vec<AddressRange> {
+        let accessible = self.mapped.iter().filter(|(_, mapping)| mapping.is_accessible);
+        accessible.map(|(&address, mapping)| (address, mapping.bytes)).collect()
+    }
+
     pub(super) fn check_unmap(&self, address: Address, bytes: u64) -> Result<(), String> {
         let end = end_of(address, bytes)?;
         let cut_in_two = |at: &Address| Err(format!("the mapping at {at} lies only partly in the range"));

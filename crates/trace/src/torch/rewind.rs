@@ -207,21 +207,33 @@ impl<'a> RewoundMemory<'a> {
         }
     }
 
-    /// Undoes a mapping: removes the range from the mapped range around it.
+    /// Undoes a mapping: removes the range from the mapped ranges that cover it.
+    ///
+    /// Ranges that were put back with a guessed kind are not joined, so a mapping can lie in several of them.
     fn cut_out(&mut self, address: u64, bytes: u64) -> bool {
         let end = address.saturating_add(bytes);
-        let Some((&start, run)) = self.segments.range(..=address).next_back() else { return false };
-        if !run.expandable || run.end() < end {
+        let first = self.segments.range(..=address).next_back().map_or(address, |(&start, _)| start);
+        let covering: Vec<Segment> = self.segments.range(first..end).map(|(_, run)| run.clone()).collect();
+        let mut covered = address;
+        for run in &covering {
+            if !run.expandable || run.address.0 > covered {
+                return false;
+            }
+            covered = run.end();
+        }
+        if covered < end {
             return false;
         }
-        let run = run.clone();
-        self.segments.remove(&start);
-        if start < address {
-            self.segments.insert(start, Segment { total_size: address - start, ..run.clone() });
-        }
-        if end < run.end() {
-            let rest = Segment { address: Address(end), total_size: run.end() - end, ..run };
-            self.segments.insert(end, rest);
+        for run in covering {
+            let start = run.address.0;
+            self.segments.remove(&start);
+            if start < address {
+                self.segments.insert(start, Segment { total_size: address - start, ..run.clone() });
+            }
+            if end < run.end() {
+                let rest = Segment { address: Address(end), total_size: run.end() - end, ..run };
+                self.segments.insert(end, rest);
+            }
         }
         true
     }
@@ -506,6 +518,22 @@ mod tests {
         assert_eq!(contradictions, 0);
         let runs: Vec<_> = initial.segments.iter().map(|run| (run.address.0, run.total_size)).collect();
         assert_eq!(runs, [(granule, 3 * granule), (5 * granule, granule)]);
+    }
+    /// 10 MiB do not tell the kind of their range; the range mapped at first was one.
+    #[test]
+    fn a_range_that_was_unmapped_in_pieces_can_have_been_mapped_at_once() {
+        let (start, middle) = (20 * MIB, 60 * MIB);
+        let entries = [
+            entry(Action::SegmentMap, start, 96 * MIB),
+            entry(Action::SegmentUnmap, middle, 10 * MIB),
+            entry(Action::SegmentUnmap, start, 40 * MIB),
+            entry(Action::SegmentUnmap, middle + 10 * MIB, 46 * MIB),
+        ];
+        let (initial, contradictions) = rewound(&entries, &[]);
+        assert_eq!((initial.segments.len(), contradictions), (0, 0));
+
+        let uncovered = [entries[0].clone(), entries[1].clone(), entries[2].clone()];
+        assert_eq!(rewound(&uncovered, &[]).1, 1);
     }
 }
 

@@ -173,6 +173,11 @@ impl VirtualMemory for SimDevice {
         self.conclude_mapped(cost, CallKind::MemSetAccess, answer)
     }
 
+    /// Simulated GPUs cannot reach each other.
+    fn allow_peer(&mut self, _ordinal: u32) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     fn unmap(&mut self, address: Address, bytes: u64) -> Result<(), DeviceError> {
         self.settle_contents(self.clocks.now());
         let unmapped = match self.contents.are_unknown() {

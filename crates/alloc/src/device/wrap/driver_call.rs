@@ -106,6 +106,7 @@ macro_rules! with_driver_calls {
                 release(physical: PhysicalId) -> () = Release, MemRelease;
                 map(address: Address, bytes: u64, physical: PhysicalId) -> () = Map, MemMap;
                 set_access(address: Address, bytes: u64) -> () = SetAccess, MemSetAccess;
+                allow_peer(ordinal: u32) -> () = AllowPeer, MemSetAccess;
                 unmap(address: Address, bytes: u64) -> () = Unmap, MemUnmap;
             ],
             StreamOrderedPools as stream_ordered_pools: [

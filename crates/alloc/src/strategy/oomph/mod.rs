@@ -413,7 +413,8 @@ impl Strategy for OomphAllocator {
             return Err(StrategyError::ZeroBytes);
         }
         if request.bytes > self.device_bytes {
-            return Ok(Attempt::OutOfMemory(Shortage::of_size(request.bytes)));
+            let shortage = Shortage::of_device(request.bytes);
+            return Ok(cx.out_of_memory(&mut self.stats, request.stream, shortage));
         }
         if !self.blocks.deferred.is_empty() || !self.postponed.is_empty() {
             self.complete_frees(cx, Patience::Poll)?;

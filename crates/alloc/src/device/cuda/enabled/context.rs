@@ -41,6 +41,7 @@ pub(super) struct GpuContext {
     /// Smallest piece of physical memory, where the GPU has virtual memory.
     pub(super) granularity_bytes: Option<u64>,
     pub(super) has_pools: bool,
+    pub(super) exports: ExportAbilities,
     pub(super) kernels: Kernels,
     /// Bytes taken by the kernels.
     pub(super) kernel_bytes: u64,
@@ -55,6 +56,15 @@ struct LoadedBlas {
     handle: BlasHandle,
     /// Free memory before the handle was made, until the first product has run.
     free_before: Option<u64>,
+}
+
+/// How memory of `cuMemCreate` can be passed on. It must be asked for when the memory is created.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct ExportAbilities {
+    /// To other processes, as a file descriptor.
+    pub(super) as_files: bool,
+    /// To network cards (GPUDirect RDMA).
+    pub(super) to_network: bool,
 }
 
 /// A reference to the primary context of a GPU; without one the driver destroys the context.
@@ -153,6 +163,10 @@ impl GpuContext {
             granularity_bytes: if has_virtual_memory { granularity(device) } else { None },
             has_pools: library::has(library::POOLS)
                 && has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED),
+            exports: ExportAbilities {
+                as_files: has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED),
+                to_network: has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED),
+            },
             kernels,
             kernel_bytes: free_before.saturating_sub(free),
             products: Mutex::new(None),
@@ -292,16 +306,27 @@ pub(super) fn synchronize() -> CUresult {
     unsafe { sys::cuCtxSynchronize() }
 }
 
+/// Whether kernels of one GPU can touch the memory of another.
+pub(super) fn can_reach(device: sys::CUdevice, other: sys::CUdevice) -> Result<bool, CUresult> {
+    let mut answer = 0;
+    // SAFETY: the pointer is to a live integer.
+    succeed(unsafe { sys::cuDeviceCanAccessPeer(&raw mut answer, device, other) })?;
+    Ok(answer == 1)
+}
+
 /// The properties that describe device memory of one GPU to the virtual-memory calls.
-pub(super) fn pinned_on(device: sys::CUdevice) -> sys::CUmemAllocationProp {
+pub(super) fn pinned_on(device: sys::CUdevice, exports: ExportAbilities) -> sys::CUmemAllocationProp {
     sys::CUmemAllocationProp {
         type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-        requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        requestedHandleTypes: match exports.as_files {
+            true => sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+            false => sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        },
         location: location(device),
         win32HandleMetaData: ptr::null_mut(),
         allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
             compressionType: 0,
-            gpuDirectRDMACapable: 0,
+            gpuDirectRDMACapable: exports.to_network.into(),
             usage: 0,
             reserved: [0; 4],
         },
@@ -334,7 +359,7 @@ fn make_current(handle: sys::CUcontext) -> Result<(), CUresult> {
     Ok(())
 }
 
-fn device(ordinal: u32) -> Result<sys::CUdevice, CUresult> {
+pub(super) fn device(ordinal: u32) -> Result<sys::CUdevice, CUresult> {
     let mut device = 0;
     let ordinal = i32::try_from(ordinal).map_err(|_| CUresult::CUDA_ERROR_INVALID_DEVICE)?;
     // SAFETY: the pointer is to a live handle.
@@ -365,7 +390,7 @@ fn total_memory(device: sys::CUdevice) -> Option<u64> {
 }
 
 fn granularity(device: sys::CUdevice) -> Option<u64> {
-    let properties = pinned_on(device);
+    let properties = pinned_on(device, ExportAbilities::default());
     let mut bytes = 0;
     let least = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
     // SAFETY: both pointers are to live values.

@@ -8,7 +8,10 @@ use std::{
 
 use cudarc::driver::sys;
 
-use super::{CudaDevice, context};
+use super::{
+    CudaDevice,
+    context::{self, ExportAbilities, device_error},
+};
 use crate::device::{CallKind, DeviceError, PhysicalId, PinnedHost, VirtualMemory};
 use oomph_base::{Address, GIB};
 
@@ -160,6 +163,30 @@ fn mem_available(meminfo: &str) -> Option<u64> {
 const ADDRESS_SPACE: u64 = 1 << 47;
 
 impl CudaDevice {
+    /// Takes physical memory that can be passed on as [`ExportAbilities`] say.
+    fn create_exported(&mut self, bytes: u64) -> Result<sys::CUmemGenericAllocationHandle, DeviceError> {
+        let properties = context::pinned_on(self.context.device, self.exports);
+        let mut handle = 0;
+        // SAFETY: both pointers are to live values; the driver checks the size.
+        self.drive(CallKind::MemCreate, bytes, || unsafe {
+            sys::cuMemCreate(&raw mut handle, bytes as usize, &raw const properties, 0)
+        })?;
+        Ok(handle)
+    }
+
+    /// Lets devices read and write a mapped range.
+    fn allow_access(&mut self, address: Address, bytes: u64, devices: &[sys::CUdevice]) -> Result<(), DeviceError> {
+        let access = |&device: &sys::CUdevice| sys::CUmemAccessDesc {
+            location: context::location(device),
+            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        let accesses: Vec<sys::CUmemAccessDesc> = devices.iter().map(access).collect();
+        // SAFETY: the pointer is to as many live descriptions; the driver refuses ranges that are not mapped.
+        self.drive(CallKind::MemSetAccess, 0, || unsafe {
+            sys::cuMemSetAccess(address.0, bytes as usize, accesses.as_ptr(), accesses.len())
+        })
+    }
+
     /// Gives all virtual memory back. The context is current and idle; failures are ignored.
     pub(super) fn release_virtual_memory(&mut self) {
         let (mapped, unreleased, reserved) = self.virtual_space.take_all();
@@ -206,13 +233,13 @@ impl VirtualMemory for CudaDevice {
         if bytes > self.props.total_bytes {
             return self.refuse(DeviceError::OutOfMemory { call, requested: bytes });
         }
-        let properties = context::pinned_on(self.context.device);
-        let mut handle = 0;
-        // SAFETY: both pointers are to live values; the driver checks the size.
-        self.drive(call, bytes, || unsafe {
-            sys::cuMemCreate(&raw mut handle, bytes as usize, &raw const properties, 0)
-        })?;
-        Ok(self.virtual_space.create(handle, bytes))
+        let mut created = self.create_exported(bytes);
+        // A container may forbid what the GPU can do.
+        if matches!(created, Err(DeviceError::Driver { .. })) && self.exports != ExportAbilities::default() {
+            self.exports = ExportAbilities::default();
+            created = self.create_exported(bytes);
+        }
+        Ok(self.virtual_space.create(created?, bytes))
     }
 
     fn release(&mut self, physical: PhysicalId) -> Result<(), DeviceError> {
@@ -237,16 +264,25 @@ impl VirtualMemory for CudaDevice {
     }
 
     fn set_access(&mut self, address: Address, bytes: u64) -> Result<(), DeviceError> {
-        let access = sys::CUmemAccessDesc {
-            location: context::location(self.context.device),
-            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-        };
-        // SAFETY: the pointer is to one live description; the driver refuses ranges that are not
-        // mapped.
-        self.drive(CallKind::MemSetAccess, 0, || unsafe {
-            sys::cuMemSetAccess(address.0, bytes as usize, ptr::from_ref(&access), 1)
-        })?;
+        let devices: Vec<sys::CUdevice> = self.peers.iter().copied().chain([self.context.device]).collect();
+        self.allow_access(address, bytes, &devices)?;
         self.virtual_space.allow_access(address, bytes);
+        Ok(())
+    }
+
+    fn allow_peer(&mut self, ordinal: u32) -> Result<(), DeviceError> {
+        let failed = |code| device_error(CallKind::MemSetAccess, 0, code);
+        let peer = context::device(ordinal).map_err(failed)?;
+        if peer == self.context.device || self.peers.contains(&peer) {
+            return Ok(());
+        }
+        if !context::can_reach(peer, self.context.device).map_err(failed)? {
+            return Ok(());
+        }
+        for (address, bytes) in self.virtual_space.accessible() {
+            self.allow_access(address, bytes, &[peer])?;
+        }
+        self.peers.push(peer);
         Ok(())
     }
 

@@ -30,7 +30,7 @@ pub use library::look_for_toolkit_in;
 pub use survey::survey;
 
 use self::{
-    context::{CaptureLeave, GpuContext, StreamOwner, StreamTable, device_error, succeed},
+    context::{CaptureLeave, ExportAbilities, GpuContext, StreamOwner, StreamTable, device_error, succeed},
     memory::{PinnedMemory, PlainMemory},
     patterns::PatternBatches,
     pools::DriverPools,
@@ -123,6 +123,10 @@ pub struct CudaDevice {
     memory: PlainMemory,
     streams: StreamTable,
     virtual_space: MappingTable<sys::CUmemGenericAllocationHandle>,
+    /// GPUs that may touch the memory of this one, besides itself.
+    peers: Vec<sys::CUdevice>,
+    /// Whether memory is created so that the program can pass it to other processes and to network cards.
+    exports: ExportAbilities,
     pools: DriverPools,
     pinned: PinnedMemory,
     scratch: ScratchMemory,
@@ -173,6 +177,11 @@ impl CudaDevice {
             memory: PlainMemory::new(page_bytes),
             streams: StreamTable::new(owner),
             virtual_space: MappingTable::default(),
+            peers: Vec::new(),
+            exports: match owner {
+                StreamOwner::Program => context.exports,
+                StreamOwner::Device => ExportAbilities::default(),
+            },
             pools: DriverPools::default(),
             pinned: PinnedMemory::default(),
             scratch: ScratchMemory::default(),

@@ -1,0 +1,388 @@
+#!/usr/bin/env python3
+"""Checks how PyTorch programs under oomph behave: how they end, and beside threads, forks, graphs and other processes.
+
+    python3 behaviour.py --library liboomph.so
+    python3 behaviour.py --library liboomph.so --check soak --seconds 240
+    oomph rehearse -- python3 tools/torch-plugin/behaviour.py
+
+Each check is a process of its own and must end as its function says, with no error on the way. Where the GPU
+computes nothing (in a rehearsal), contents are not compared. `soak` runs only when it is asked for. Exits with status 1 if a check
+fails.
+"""
+
+import argparse
+import atexit
+import ctypes
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+MIB = 1 << 20
+TIMEOUT_SECONDS = 300
+
+
+def bytes_of(mebibytes):
+    import torch
+
+    return torch.full((mebibytes * MIB,), mebibytes % 251, dtype=torch.uint8, device="cuda")
+
+
+def computes():
+    """Whether the GPU computes."""
+    return "OOMPH_REHEARSE_FOLDER" not in os.environ
+
+
+def live_at_exit(_):
+    """Tensors of the main module and of a reference cycle are live when the interpreter ends."""
+    global kept
+    kept = [bytes_of(size) for size in range(1, 40)]
+    cycle = {"tensor": bytes_of(30)}
+    cycle["itself"] = cycle
+
+
+def exception(_):
+    """An exception ends the program while tensors are live."""
+    kept = bytes_of(50)
+    raise ValueError(f"on purpose, with {kept.numel()} bytes")
+
+
+def leave_at_once(_):
+    """The process ends without exit handlers."""
+    kept = bytes_of(50)
+    print(kept.numel())
+    sys.stdout.flush()
+    os._exit(7)
+
+
+def signalled(_):
+    """SIGTERM ends the program while a tensor is live."""
+    kept = bytes_of(50)
+    print(kept.numel())
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+
+
+def thread_at_exit(_):
+    """A thread allocates until the main thread has ended. (A daemon thread would abort: under PyTorch's own allocator too.)"""
+
+    def churn():
+        kept = []
+        while threading.main_thread().is_alive():
+            kept.append(bytes_of(random.randrange(1, 30)))
+            del kept[: max(0, len(kept) - 5)]
+
+    threading.Thread(target=churn).start()
+    time.sleep(0.5)
+
+
+def handler_at_exit(_):
+    """An exit handler that was set before PyTorch was loaded allocates."""
+
+
+def graph_at_exit(_):
+    """A captured graph and its memory are live when the program ends."""
+    import torch
+
+    global kept
+    static = bytes_of(20)
+    graph = torch.cuda.CUDAGraph()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        static.add_(1)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        result = static + 1
+    graph.replay()
+    kept = (graph, result, static)
+
+
+def forked_workers(_):
+    """Forked workers of a data loader with pinned memory."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.arange(64 * 1024).reshape(64, 1024))
+    for (rows,) in DataLoader(data, batch_size=16, num_workers=2, pin_memory=True):
+        total = rows.to("cuda", non_blocking=True).sum()
+    torch.cuda.synchronize()
+    print(total)
+
+
+def spawned(rank, options):
+    use(options)
+    assert bytes_of(10 + rank).numel()
+
+
+def spawned_processes(options):
+    """Spawned processes, each with the allocator."""
+    import torch.multiprocessing as mp
+
+    kept = bytes_of(20)
+    mp.spawn(spawned, args=(options,), nprocs=2)
+    print(kept.numel())
+
+
+def threads(options):
+    """Threads with streams of their own fill, compare and free blocks; some blocks pass from stream to stream."""
+    import torch
+
+    compare = computes()
+    failed = []
+
+    def work(number):
+        chosen = random.Random(number)
+        stream = torch.cuda.Stream()
+        kept = []
+        try:
+            for _ in range(200):
+                with torch.cuda.stream(stream):
+                    value = chosen.randrange(251)
+                    size = chosen.randrange(1, 1 << chosen.randrange(10, 25))
+                    kept.append((torch.full((size,), value, dtype=torch.uint8, device="cuda"), value))
+                while len(kept) > chosen.randrange(20):
+                    tensor, value = kept.pop(chosen.randrange(len(kept)))
+                    reads = torch.cuda.current_stream() if chosen.random() < 0.3 else stream
+                    reads.wait_stream(stream)
+                    with torch.cuda.stream(reads):
+                        if compare and not bool((tensor == value).all()):
+                            failed.append((number, value))
+                    tensor.record_stream(reads)
+        except Exception as error:
+            failed.append((number, repr(error)))
+
+    started = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in started:
+        thread.start()
+    for thread in started:
+        thread.join()
+    assert not failed, failed
+
+
+def memory_returns(_):
+    """empty_cache gives everything back, and memory that ran out is an exception after which the program goes on."""
+    import torch
+
+    torch.cuda.synchronize()
+    bytes_of(1)
+    torch.cuda.empty_cache()
+    before = torch.cuda.mem_get_info()[0]
+    kept = [bytes_of(size) for size in range(1, 60)]
+    try:
+        torch.empty(1 << 42, dtype=torch.uint8, device="cuda")
+        raise AssertionError("4 TiB were allocated")
+    except torch.OutOfMemoryError as error:
+        assert "CUDA out of memory. Tried to allocate 4096 GiB" in str(error), error
+    kept.append(bytes_of(60))
+    del kept
+    torch.cuda.empty_cache()
+    after = torch.cuda.mem_get_info()[0]
+    assert before == after, (before, after)
+    assert torch.cuda.memory_reserved() == 0, torch.cuda.memory_reserved()
+
+
+def exported(_):
+    """Memory can be passed on as a file descriptor, and the importer sees the same bytes."""
+    tensor = bytes_of(40)
+    import torch
+
+    torch.cuda.synchronize()
+    driver = ctypes.CDLL("libcuda.so.1")
+    handle, file = ctypes.c_ulonglong(), ctypes.c_int(-1)
+    code = driver.cuMemRetainAllocationHandle(ctypes.byref(handle), ctypes.c_void_p(tensor.data_ptr()))
+    assert code == 0, f"cuMemRetainAllocationHandle returned {code}"
+    # 1: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR. 801: not supported.
+    code = driver.cuMemExportToShareableHandle(ctypes.byref(file), handle, 1, ctypes.c_ulonglong(0))
+    assert driver.cuMemRelease(handle) == 0
+    if not computes():
+        assert code in (0, 801), f"cuMemExportToShareableHandle returned {code}"
+        return
+    assert code == 0 and file.value >= 0, f"cuMemExportToShareableHandle returned {code}"
+    imported, base, size = ctypes.c_ulonglong(), ctypes.c_ulonglong(), 40 * MIB
+    assert driver.cuMemImportFromShareableHandle(ctypes.byref(imported), ctypes.c_void_p(file.value), 1) == 0
+    assert driver.cuMemAddressReserve(ctypes.byref(base), ctypes.c_size_t(size), ctypes.c_size_t(0), base, base) == 0
+    assert driver.cuMemMap(base, ctypes.c_size_t(size), ctypes.c_size_t(0), imported, ctypes.c_ulonglong(0)) == 0
+    access = (ctypes.c_int * 3)(1, 0, 3)
+    assert driver.cuMemSetAccess(base, ctypes.c_size_t(size), access, ctypes.c_size_t(1)) == 0
+    seen = (ctypes.c_ubyte * 1024)()
+    assert driver.cuMemcpyDtoH_v2(seen, base, ctypes.c_size_t(1024)) == 0
+    assert set(seen) == {40}, set(seen)
+    os.close(file.value)
+
+
+HOG = """
+import sys, torch
+free = torch.cuda.mem_get_info()[0]
+kept = torch.empty(free - (1 << 30), dtype=torch.uint8, device="cuda")
+print("full", flush=True)
+sys.stdin.readline()
+"""
+
+
+def another_process(_):
+    """Another process takes nearly all memory of the GPU, and ends: requests fail between, and are served again."""
+    import torch
+
+    kept = bytes_of(100)
+    other = subprocess.Popen([sys.executable, "-c", HOG], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert other.stdout.readline() == "full\n"
+    if computes():
+        try:
+            torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
+            raise AssertionError("the memory of another process was allocated")
+        except torch.OutOfMemoryError as error:
+            assert "is free" in str(error), error
+        assert bool((kept == 100).all())
+    other.communicate("\n")
+    assert torch.empty(4 << 30, dtype=torch.uint8, device="cuda").numel() == 4 << 30
+
+
+def soak(options):
+    """Random work under a limit for --seconds: blocks, streams, graphs, emptied caches. Contents are compared throughout."""
+    import torch
+
+    torch.cuda.set_per_process_memory_fraction(0.02)
+    compare, ends, chosen = computes(), time.monotonic() + options.seconds, random.Random(options.seconds)
+    streams = [torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
+    kept, counts = [], {"blocks": 0, "out of memory": 0, "graphs": 0, "damaged": 0}
+
+    def check(tensor, value):
+        if compare and not bool((tensor == value).all()):
+            counts["damaged"] += 1
+
+    def captured():
+        static = torch.full((chosen.randrange(1, 1 << 22),), 1, dtype=torch.int32, device="cuda")
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = (static * 2 + 1) * 3
+        return graph, static, result
+
+    graphs = []
+    while time.monotonic() < ends:
+        if not graphs or chosen.random() < 0.002:
+            del graphs[: max(0, len(graphs) - 3)]
+            try:
+                graphs.append(captured())
+                counts["graphs"] += 1
+            except torch.OutOfMemoryError:
+                counts["out of memory"] += 1
+        if chosen.random() < 0.05 and graphs:
+            graph, static, result = chosen.choice(graphs)
+            value = chosen.randrange(1000)
+            static.fill_(value)
+            graph.replay()
+            check(result, (value * 2 + 1) * 3)
+        if chosen.random() < 0.001:
+            torch.cuda.empty_cache()
+        stream = chosen.choice(streams)
+        try:
+            with torch.cuda.stream(stream):
+                size, value = chosen.randrange(1, 1 << chosen.randrange(9, 29)), chosen.randrange(251)
+                kept.append((torch.full((size,), value, dtype=torch.uint8, device="cuda"), value, stream))
+                counts["blocks"] += 1
+        except torch.OutOfMemoryError:
+            counts["out of memory"] += 1
+            del kept[: len(kept) // 2]
+        while len(kept) > chosen.randrange(10, 200):
+            tensor, value, stream = kept.pop(chosen.randrange(len(kept)))
+            with torch.cuda.stream(stream):
+                check(tensor, value)
+    print(counts)
+    assert counts["damaged"] == 0, counts
+    assert not compare or min(counts["graphs"], counts["out of memory"]) > 0, counts
+
+
+# The status with which each check ends.
+CHECKS = {
+    live_at_exit: 0, exception: 1, leave_at_once: 7, signalled: -signal.SIGTERM, thread_at_exit: 0, handler_at_exit: 0,
+    graph_at_exit: 0, forked_workers: 0, spawned_processes: 0, threads: 0, memory_returns: 0, exported: 0,
+}
+# These take all memory, or all time.
+ALONE = {another_process: 0, soak: 0}
+BY_NAME = {check.__name__: check for check in [*CHECKS, *ALONE]}
+# What may not be in the output of a check that ends well.
+COMPLAINTS = ("Traceback", "panicked", "terminate called", "Segmentation", "core dumped", "CUDA error", "never allocated")
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", default="target/release/liboomph.so", help="oomph's shared library")
+    parser.add_argument("--package", default=os.path.join(HERE, "../../python"), help="the folder of the Python package oomph")
+    parser.add_argument("--check", action="append", choices=BY_NAME, help="may be repeated; default: all but soak")
+    parser.add_argument("--seconds", type=int, default=60, help="how long soak takes")
+    parser.add_argument("--run", choices=BY_NAME, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def use(options):
+    """Replaces PyTorch's allocator."""
+    sys.path.insert(0, os.path.abspath(options.package))
+    os.environ["OOMPH_LIBRARY"] = os.path.abspath(options.library)
+    import oomph
+
+    oomph.use_allocator("oomph")
+
+
+def run_here(options):
+    if options.run == "handler_at_exit":
+        atexit.register(lambda: print(bytes_of(5).numel()))
+    use(options)
+    BY_NAME[options.run](options)
+
+
+class Check:
+    """A running check."""
+
+    def __init__(self, name, options):
+        self.name, self.output = name, tempfile.TemporaryFile("w+")
+        command = [sys.executable, os.path.abspath(__file__), "--run", name, "--library", os.path.abspath(options.library)]
+        command += ["--package", os.path.abspath(options.package), "--seconds", str(options.seconds)]
+        self.process = subprocess.Popen(command, stdout=self.output, stderr=subprocess.STDOUT)
+
+    def verdict(self, limit):
+        """What is wrong, or None."""
+        try:
+            status = self.process.wait(limit)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return f"has not ended after {limit} s"
+        self.output.seek(0)
+        self.text = self.output.read()
+        wanted = {**CHECKS, **ALONE}[BY_NAME[self.name]]
+        complaints = [word for word in COMPLAINTS if word in self.text]
+        if wanted == 1 and complaints == ["Traceback"]:
+            complaints = []
+        if status == wanted and not complaints:
+            return None
+        return f"ended with status {status} instead of {wanted}; said: {self.text.strip()[-2000:] or 'nothing'}"
+
+
+def main():
+    options = arguments()
+    if options.run:
+        run_here(options)
+        return 0
+    names = options.check or [name for name in BY_NAME if name != "soak"]
+    together = [name for name in names if BY_NAME[name] in CHECKS]
+    started = [Check(name, options) for name in together]
+    checks = [(check, check.verdict(TIMEOUT_SECONDS)) for check in started]
+    for name in names:
+        if BY_NAME[name] in ALONE:
+            check = Check(name, options)
+            checks.append((check, check.verdict(TIMEOUT_SECONDS + options.seconds)))
+    for check, wrong in checks:
+        said = [line for line in check.text.splitlines() if line.startswith("{")] if wrong is None else []
+        print(f"{check.name:20} {wrong or 'as it should be'} {' '.join(said)}")
+    failed = [check.name for check, wrong in checks if wrong]
+    print(f"{len(checks)} checks, {len(failed)} failed {' '.join(failed)}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
