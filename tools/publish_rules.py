@@ -705,7 +705,10 @@ PROGRAMS_UNDER_ALLOCATORS = {
     "prefetch": "batches copied on a side stream",
     "fsdp": "FSDP2, one rank",
     "embeddings": "embedding bags",
+    "swiglu": "transformer, one shape",
+    "graphed": "step captured as a CUDA graph",
     "gpt2": "GPT-2 of transformers",
+    "llama": "Llama of transformers, lengths vary",
     "graph_server": "server with CUDA graphs",
 }
 

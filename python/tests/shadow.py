@@ -108,7 +108,10 @@ def environment(*sites: str) -> Dict[str, str]:
 
 
 def run(
-    command: List[str], folder: Path, variables: Optional[Dict[str, str]] = None
+    command: List[str],
+    folder: Path,
+    variables: Optional[Dict[str, str]] = None,
+    timeout: int = 110,
 ) -> "subprocess.CompletedProcess[str]":
     """Runs a command with its output caught; standard error is part of it."""
     return subprocess.run(
@@ -119,7 +122,7 @@ def run(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         encoding="utf-8",
-        timeout=110,
+        timeout=timeout,
     )
 
 

@@ -307,6 +307,40 @@ def test_graphs_are_refused_where_pytorch_has_no_hooks_for_them(
     assert reason is not None and "graphs need a later release" in reason
 
 
+TWO_GPUS = """
+import ctypes, oomph, torch
+oomph.use_allocator()
+sizes = [(30, 0), (30, 1), (100, 0)]
+tensors = [torch.empty(size << 20, dtype=torch.uint8, device=device) for size, device in sizes]
+driver = ctypes.CDLL("libcuda.so.1")
+def access(tensor, device):
+    flags, location = ctypes.c_ulonglong(), (ctypes.c_int * 2)(1, device)
+    address = ctypes.c_ulonglong(tensor.data_ptr())
+    assert driver.cuMemGetAccess(ctypes.byref(flags), location, address) == 0
+    return flags.value
+print("access", [access(tensor, device) for tensor in tensors for device in (0, 1)])
+tensors[1].copy_(tensors[0])
+"""
+
+
+def test_gpus_of_a_process_reach_the_memory_of_each_other(library: str, tmp_path: Path) -> None:
+    """3 is reading and writing. The first tensor is older than the use of the second GPU."""
+    (tmp_path / "program.py").write_text(TWO_GPUS)
+    command = [shadow.binary(), "rehearse", "--card", "4GiB", "--gpus", "2", "--output", "rehearsal"]
+    command += ["--", sys.executable, "program.py"]
+    ran = shadow.run(command, tmp_path, shadow.environment(shadow.torch_site()))
+    assert "access [3, 3, 3, 3, 3, 3]" in ran.stdout, ran.stdout
+
+
+def test_programs_end_and_share_the_gpu_as_they_should(library: str, tmp_path: Path) -> None:
+    shadow.skip_before((2, 6), "torch.OutOfMemoryError from another allocator")
+    script = Path(__file__).parents[2] / "tools/torch-plugin/behaviour.py"
+    command = [shadow.binary(), "rehearse", "--output", "rehearsal", "--", sys.executable, str(script)]
+    command += ["--library", library, "--package", str(Path(__file__).parents[1])]
+    ran = shadow.run(command, tmp_path, shadow.environment(shadow.torch_site()), timeout=600)
+    assert "13 checks, 0 failed" in ran.stdout, ran.stdout
+
+
 FORKED = """
 import os, torch, oomph
 oomph.use_allocator(limit="4GiB")

@@ -532,8 +532,7 @@ mod tests {
         let (initial, contradictions) = rewound(&entries, &[]);
         assert_eq!((initial.segments.len(), contradictions), (0, 0));
 
-        let uncovered = [entries[0].clone(), entries[1].clone(), entries[2].clone()];
-        assert_eq!(rewound(&uncovered, &[]).1, 1);
+        assert_eq!(rewound(&entries[..3], &[]).1, 1, "the last 46 MiB are not covered");
     }
 }
 

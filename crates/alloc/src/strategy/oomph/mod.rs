@@ -259,11 +259,7 @@ impl OomphAllocator {
     /// Hands out a free block that is in no list, and cuts off what the request does not need.
     #[inline(always)]
     fn hand_out(&mut self, slot: u32, requested: u64, rounded: u64) -> (Block, bool) {
-        let cut = self.blocks[slot].size > rounded;
-        if cut {
-            let rest = self.blocks.cut(slot, rounded);
-            self.insert_free(rest);
-        }
+        let cut = self.cut_off(slot, rounded);
         self.stats.on_alloc(requested, rounded);
         self.blocks[slot].region = NONE;
         (self.blocks.occupy(slot, requested), cut)

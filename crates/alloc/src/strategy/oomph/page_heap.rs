@@ -419,10 +419,7 @@ impl OomphAllocator {
         };
         self.wait_event.wait(cx.device, stream, self.blocks[slot].stream)?;
         self.remove_free(slot);
-        if self.blocks[slot].size > bytes {
-            let rest = self.blocks.cut(slot, bytes);
-            self.insert_free(rest);
-        }
+        self.cut_off(slot, bytes);
         self.blocks[slot].stream = stream;
         self.counters.blocks_taken_over += 1;
         Ok(Some(slot))
@@ -477,6 +474,17 @@ impl OomphAllocator {
         }
         let merged = self.merge(slot);
         self.insert_free(merged);
+    }
+
+    /// Cuts off what a block has beyond `bytes`, which becomes free; returns whether it had more.
+    #[inline(always)]
+    pub(super) fn cut_off(&mut self, slot: u32, bytes: u64) -> bool {
+        let cut = self.blocks[slot].size > bytes;
+        if cut {
+            let rest = self.blocks.cut(slot, bytes);
+            self.insert_free(rest);
+        }
+        cut
     }
 
     /// Merges a free block that is in no list with its free neighbours of the same stream, and
@@ -547,11 +555,7 @@ impl OomphAllocator {
     /// Makes a slab of a free page-heap block that is in no list; returns the small block that
     /// fills it, in no list either. A slab belongs to the stream that made it.
     pub(super) fn make_slab(&mut self, slot: u32) -> u32 {
-        let bytes = self.settings.slab_bytes;
-        if self.blocks[slot].size > bytes {
-            let rest = self.blocks.cut(slot, bytes);
-            self.insert_free(rest);
-        }
+        self.cut_off(slot, self.settings.slab_bytes);
         self.blocks[slot].state = PieceState::Slab;
         let MemoryPiece { address, size, stream, .. } = self.blocks[slot];
         self.counters.slabs_made += 1;

@@ -503,10 +503,7 @@ impl OomphAllocator {
         let slot = self.map_chunks(cx, taken, gap.start, plan.requests[0].shape.0)?;
         // It was merged with free memory before it, and chunks may reach further.
         let slot = self.take_at(slot, gap.start);
-        if self.blocks[slot].size > bytes {
-            let rest = self.blocks.cut(slot, bytes);
-            self.insert_free(rest);
-        }
+        self.cut_off(slot, bytes);
         self.planned = PlannedRange { start: gap.start, bytes };
         self.insert_free(slot);
         (plan.misses, plan.followed) = (0, 0);
