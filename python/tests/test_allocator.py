@@ -329,7 +329,7 @@ def test_gpus_of_a_process_reach_the_memory_of_each_other(library: str, tmp_path
     command = [shadow.binary(), "rehearse", "--card", "4GiB", "--gpus", "2", "--output", "rehearsal"]
     command += ["--", sys.executable, "program.py"]
     ran = shadow.run(command, tmp_path, shadow.environment(shadow.torch_site()))
-    assert "access [3, 3, 3, 3, 3, 3]" in ran.stdout, ran.stdout
+    assert ran.returncode == 0 and "access [3, 3, 3, 3, 3, 3]" in ran.stdout, ran.stdout
 
 
 def test_programs_end_and_share_the_gpu_as_they_should(library: str, tmp_path: Path) -> None:

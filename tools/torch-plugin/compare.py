@@ -10,10 +10,11 @@ of them; all processes of a turn load PyTorch before the first one begins. Runs 
 program ends; called again, the script goes on from there. --check trains once under each allocator with deterministic
 algorithms and compares what was trained bit by bit.
 
-The table has, for each program: peak reserved over peak allocated memory under each allocator; the median step; the ratio of
-oomph's step to the same step under the better of the two others (the median over the steps of a turn), with a 95 % interval
-over the turns (Student's t, of logarithms); the time of the first three steps; and the driver calls of oomph in the last third
-of the steps.
+The table has, for each program: peak reserved over peak allocated memory under each allocator (the median over the turns); the
+median step; two ratios of oomph to the faster of the others, each with a 95 % interval over the turns (Student's t, of
+logarithms); the time of the first three steps; and the driver calls of oomph in the last third of the steps. The first ratio is
+that of the same step, the median over the steps of a turn after the third. The second is that of the time of all steps
+after the first one: it contains the steps in which memory is moved.
 """
 
 import argparse
@@ -37,6 +38,8 @@ DEFAULT = [
     "llama",
 ]
 WARM_STEPS = 3
+# The line of a process with what was seen begins with this.
+SEEN = "seen "
 # Two-sided 95 % quantiles of Student's t, by degrees of freedom.
 STUDENT = [math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228]
 
@@ -122,7 +125,7 @@ def run_here(options):
         for tensor in trained:
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         seen["digest"] = digest.hexdigest()
-    print(json.dumps(seen), flush=True)
+    print(SEEN + json.dumps(seen), flush=True)
     if not options.check:
         # Unloading takes longer than some programs; --check sees how a program ends.
         os._exit(0)
@@ -156,8 +159,8 @@ class Run:
     def wait(self):
         """The same without a line: a process begins by loading PyTorch."""
         for line in self.process.stdout:
-            if line.startswith("{"):
-                self.seen = json.loads(line)
+            if line.startswith(SEEN):
+                self.seen = json.loads(line.removeprefix(SEEN))
             elif line == "ready\n":
                 return None
         self.process.wait()
@@ -185,6 +188,9 @@ def planned(options, done):
     for turn in range(1 if options.check else options.turns):
         first = turn % len(allocators)
         places = [*range(first, len(allocators)), *range(first)]
+        if turn % 2:
+            # So that an allocator does not always follow the same one.
+            places.reverse()
         runs = {
             program: [(program, allocators[place], turn + (place == 3)) for place in places]
             for program in options.program or DEFAULT
@@ -210,9 +216,21 @@ def same_step_ratios(ours, others):
     return [statistics.median(map(operator.truediv, mine[WARM_STEPS:], other[WARM_STEPS:])) for mine, other in pairs]
 
 
+def all_steps_ratios(ours, others):
+    """For each turn, the ratio of the time of all steps after the first."""
+    other_sums = {run["turn"]: sum(run["step_ms"][1:]) for run in others}
+    return [sum(run["step_ms"][1:]) / other_sums[run["turn"]] for run in ours if run["turn"] in other_sums]
+
+
+def over_the_better(ratios, of):
+    """The ratio of oomph to the faster of the others, and its interval."""
+    found = [interval(ratios(of["oomph"], of[name])) for name in ("native", "expandable")]
+    return "{:.3f} ({:.3f} to {:.3f})".format(*max(found))
+
+
 def summary(runs):
     """One row for each program."""
-    heads = ["program", "native", "expandable", "oomph", "step ms, native", "expandable", "oomph", "oomph / better (95 %)"]
+    heads = ["program", "native", "expandable", "oomph", "step ms, native", "expandable", "oomph", "same step", "all but the first"]
     rows = [[*heads, "first 3 steps ms", "driver calls in late steps"]]
     for program in dict.fromkeys(run["program"] for run in runs):
         of = {name: [r for r in runs if (r["program"], r["allocator"]) == (program, name)] for name in ALLOCATORS}
@@ -220,18 +238,17 @@ def summary(runs):
         if failures or not all(of.values()):
             rows.append([program, failures[0] if failures else "not all runs are done"])
             continue
-        over = [max(r["peak_reserved"] / r["peak_allocated"] for r in of[name]) for name in ALLOCATORS]
+        over = [statistics.median(r["peak_reserved"] / r["peak_allocated"] for r in of[name]) for name in ALLOCATORS]
         step = {name: {r["turn"]: statistics.median(r["step_ms"][WARM_STEPS:]) for r in of[name]} for name in ALLOCATORS}
         medians = {name: statistics.median(step[name].values()) for name in ALLOCATORS}
-        better = min(("native", "expandable"), key=medians.get)
-        ratio = interval(same_step_ratios(of["oomph"], of[better]))
         first = [statistics.median(sum(r["step_ms"][:WARM_STEPS]) for r in of[name]) for name in ALLOCATORS]
         late = [sum(r["driver_calls"][-(len(r["driver_calls"]) // 3) :]) for r in of["oomph"]]
         rows.append([
             program,
             *(f"{value:.4f}" for value in over),
             *(f"{medians[name]:.2f}" for name in ALLOCATORS),
-            "{:.3f} ({:.3f} to {:.3f})".format(*ratio),
+            over_the_better(same_step_ratios, of),
+            over_the_better(all_steps_ratios, of),
             " / ".join(f"{value:.0f}" for value in first),
             str(max(late)),
         ])

@@ -1,6 +1,6 @@
 //! Virtual memory management: reserve, create, map, unmap, release.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use oomph_driver::ReservedSpace;
 
@@ -29,8 +29,8 @@ pub struct VirtualSpace {
 struct Mapping {
     bytes: u64,
     handle: u64,
-    /// The devices that may read and write it.
-    access: BTreeSet<i32>,
+    /// What each device may do: 1 is reading, 3 is reading and writing.
+    access: BTreeMap<i32, i32>,
 }
 
 /// Memory that `cuMemCreate` made. It is given back when its handle is released and nothing maps it.
@@ -105,7 +105,7 @@ impl Shadow {
         match space.physical.get_mut(&handle) {
             Some(physical) if fits && bytes <= physical.bytes => {
                 physical.mappings += 1;
-                space.mapped.insert(start, Mapping { bytes, handle, access: BTreeSet::new() });
+                space.mapped.insert(start, Mapping { bytes, handle, access: BTreeMap::new() });
                 SUCCESS
             }
             _ => INVALID_VALUE,
@@ -133,20 +133,17 @@ impl Shadow {
         let mut code = INVALID_VALUE;
         for (_, mapping) in self.virtual_space.mapped.range_mut(start..start.saturating_add(bytes)) {
             for descriptor in (0..count as usize).filter_map(|place| descriptors.get_at(place)) {
-                match descriptor.flags {
-                    0 => mapping.access.remove(&descriptor.device),
-                    _ => mapping.access.insert(descriptor.device),
-                };
+                mapping.access.insert(descriptor.device, descriptor.flags);
             }
             code = SUCCESS;
         }
         code
     }
 
-    /// Whether a device may touch what is mapped at an address; `None` where nothing is.
-    fn has_access(&self, address: u64, device: i32) -> Option<bool> {
+    /// What a device may do with what is mapped at an address; `None` where nothing is.
+    fn access(&self, address: u64, device: i32) -> Option<i32> {
         let (start, mapping) = self.virtual_space.mapped.range(..=address).next_back()?;
-        (address < start + mapping.bytes).then(|| mapping.access.contains(&device))
+        (address < start + mapping.bytes).then(|| mapping.access.get(&device).copied().unwrap_or(0))
     }
 
     fn release(&mut self, handle: u64) -> i32 {
@@ -247,8 +244,8 @@ cuda_functions! {
             return SUCCESS;
         }
         let device = location.field::<i32>(4).unwrap_or(-1);
-        let answer = state::lock().has_access(pointer, device);
-        flags.set(if answer == Some(true) { 3 } else { 0 });
+        let answer = state::lock().access(pointer, device);
+        flags.set(answer.unwrap_or(0) as u64);
         answer.map_or(INVALID_VALUE, |_| SUCCESS)
     }
     fn cuMemGetAllocationGranularity(granularity: Out<u64>, _properties: u64, _option: i32) -> i32 {
@@ -264,7 +261,7 @@ cuda_functions! {
             None => INVALID_VALUE,
         }
     }
-    // Sharing memory between processes is not offered: `handle_type` attributes answer 0, so programs do not ask.
+    // Sharing memory between processes is not offered.
     fn cuMemExportToShareableHandle(handle: Out<u64>, _allocation: u64, _kind: i32, _flags: u64) -> i32 { handle.set(0); NOT_SUPPORTED }
     fn cuMemImportFromShareableHandle(handle: Out<u64>, _source: u64, _kind: i32) -> i32 { handle.set(0); NOT_SUPPORTED }
     fn cuMulticastGetGranularity(granularity: Out<u64>, _properties: u64, _option: i32) -> i32 { granularity.set(PAGE_BYTES); SUCCESS }
@@ -288,8 +285,8 @@ mod tests {
         assert_eq!(shadow.set_access(start, half, In(descriptors.as_ptr()), 2), SUCCESS);
         assert_eq!(shadow.set_access(start + half, half, In(descriptors.as_ptr()), 1), SUCCESS);
         let found = [(0, 0), (0, 1), (half, 0), (half, 1), (2 * half, 0)];
-        let found = found.map(|(offset, device)| shadow.has_access(start + offset, device));
-        assert_eq!(found, [Some(true), Some(true), Some(true), Some(false), None]);
+        let found = found.map(|(offset, device)| shadow.access(start + offset, device));
+        assert_eq!(found, [Some(3), Some(3), Some(3), Some(0), None]);
         assert_eq!(shadow.unmap(start, 2 * half), SUCCESS);
         assert_eq!(handles.map(|handle| shadow.release(handle)), [SUCCESS; 2]);
         assert_eq!(shadow.address_free(start, 64 << 20), SUCCESS);

@@ -222,7 +222,7 @@ extern "C" fn write_statistics() {
     });
 }
 
-fn report(text: &str) {
+pub(crate) fn report(text: &str) {
     // A failure to write to standard error cannot be reported.
     let _ = writeln!(io::stderr(), "oomph: {text}");
 }

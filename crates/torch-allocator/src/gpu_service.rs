@@ -96,7 +96,7 @@ impl GpuService {
         }
     }
 
-    /// Lets another GPU read and write the memory of this one. Memory that is not mapped is PyTorch's to open.
+    /// Lets another GPU read and write the memory of this one. PyTorch opens memory of `cuMemAlloc` itself.
     pub(crate) fn allow_peer(&mut self, other: i32) -> Result<(), ServiceError> {
         let (Ok(ordinal), _guard) = (u32::try_from(other), self.is_real.then(cuda::keep_context)) else {
             return Err(ServiceError::NoDevice(other));

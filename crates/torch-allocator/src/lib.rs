@@ -215,8 +215,9 @@ impl AllocatorService {
         let mut opened = GpuService::open(device, &self.settings, *lock(&self.history))?;
         // PyTorch copies between GPUs by kernels that read the other's memory, and does not say when it begins to.
         for (&other, gpu) in gpus.iter() {
-            opened.allow_peer(other)?;
-            lock(gpu).allow_peer(device)?;
+            for failed in [opened.allow_peer(other), lock(gpu).allow_peer(device)].into_iter().filter_map(Result::err) {
+                exports::report(&format!("GPUs {other} and {device} cannot read each other's memory: {failed}"));
+            }
         }
         let gpu = Arc::new(Mutex::new(opened));
         gpus.insert(device, Arc::clone(&gpu));

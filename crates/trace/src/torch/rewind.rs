@@ -519,7 +519,8 @@ mod tests {
         let runs: Vec<_> = initial.segments.iter().map(|run| (run.address.0, run.total_size)).collect();
         assert_eq!(runs, [(granule, 3 * granule), (5 * granule, granule)]);
     }
-    /// 10 MiB do not tell the kind of their range; the range mapped at first was one.
+
+    /// A range of 10 MiB can be small or large: its kind is guessed, so it is not joined. All pieces came from one mapping.
     #[test]
     fn a_range_that_was_unmapped_in_pieces_can_have_been_mapped_at_once() {
         let (start, middle) = (20 * MIB, 60 * MIB);

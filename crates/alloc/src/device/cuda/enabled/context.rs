@@ -153,6 +153,10 @@ impl GpuContext {
         let has = |which| attribute(device, which) == Some(1);
         let has_virtual_memory = library::has(library::VIRTUAL_MEMORY)
             && has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
+        let exports = ExportAbilities {
+            as_files: has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED),
+            to_network: has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED),
+        };
         Ok(GpuContext {
             ordinal,
             device,
@@ -160,13 +164,10 @@ impl GpuContext {
             name: name(device).unwrap_or_else(|| UNNAMED.to_owned()),
             total_bytes: total_memory(device).unwrap_or(total),
             taken_bytes: total.saturating_sub(free),
-            granularity_bytes: if has_virtual_memory { granularity(device) } else { None },
+            granularity_bytes: if has_virtual_memory { granularity(device, exports) } else { None },
             has_pools: library::has(library::POOLS)
                 && has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED),
-            exports: ExportAbilities {
-                as_files: has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED),
-                to_network: has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED),
-            },
+            exports,
             kernels,
             kernel_bytes: free_before.saturating_sub(free),
             products: Mutex::new(None),
@@ -389,8 +390,8 @@ fn total_memory(device: sys::CUdevice) -> Option<u64> {
     Some(bytes as u64)
 }
 
-fn granularity(device: sys::CUdevice) -> Option<u64> {
-    let properties = pinned_on(device, ExportAbilities::default());
+fn granularity(device: sys::CUdevice, exports: ExportAbilities) -> Option<u64> {
+    let properties = pinned_on(device, exports);
     let mut bytes = 0;
     let least = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
     // SAFETY: both pointers are to live values.

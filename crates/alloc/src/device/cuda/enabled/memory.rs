@@ -159,13 +159,26 @@ fn mem_available(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
+/// Whether `cuMemCreate` may have failed because of what it was asked for besides memory.
+fn refuses_exports(error: &DeviceError) -> bool {
+    match error {
+        DeviceError::InvalidValue { .. } => true,
+        DeviceError::Driver { name, .. } => ["NOT_PERMITTED", "NOT_SUPPORTED"].iter().any(|code| name.ends_with(code)),
+        _ => false,
+    }
+}
+
 /// No GPU has more addresses than this.
 const ADDRESS_SPACE: u64 = 1 << 47;
 
 impl CudaDevice {
-    /// Takes physical memory that can be passed on as [`ExportAbilities`] say.
-    fn create_exported(&mut self, bytes: u64) -> Result<sys::CUmemGenericAllocationHandle, DeviceError> {
-        let properties = context::pinned_on(self.context.device, self.exports);
+    /// Takes physical memory that can be passed on as `exports` says.
+    fn create_exported(
+        &mut self,
+        bytes: u64,
+        exports: ExportAbilities,
+    ) -> Result<sys::CUmemGenericAllocationHandle, DeviceError> {
+        let properties = context::pinned_on(self.context.device, exports);
         let mut handle = 0;
         // SAFETY: both pointers are to live values; the driver checks the size.
         self.drive(CallKind::MemCreate, bytes, || unsafe {
@@ -233,11 +246,13 @@ impl VirtualMemory for CudaDevice {
         if bytes > self.props.total_bytes {
             return self.refuse(DeviceError::OutOfMemory { call, requested: bytes });
         }
-        let mut created = self.create_exported(bytes);
+        let mut created = self.create_exported(bytes, self.exports);
         // A container may forbid what the GPU can do.
-        if matches!(created, Err(DeviceError::Driver { .. })) && self.exports != ExportAbilities::default() {
-            self.exports = ExportAbilities::default();
-            created = self.create_exported(bytes);
+        for fewer in [ExportAbilities { to_network: false, ..self.exports }, ExportAbilities::default()] {
+            if fewer != self.exports && created.as_ref().is_err_and(refuses_exports) {
+                created = self.create_exported(bytes, fewer);
+                self.exports = if created.is_ok() { fewer } else { self.exports };
+            }
         }
         Ok(self.virtual_space.create(created?, bytes))
     }
