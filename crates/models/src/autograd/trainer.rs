@@ -215,6 +215,11 @@ impl Trainer {
         if self.machine.plan.precision.scales_loss() { self.scale_loss(output) } else { output }
     }
 
+    /// The loss that the program's variable holds.
+    pub(crate) fn held_loss(&self) -> Option<Tensor> {
+        self.loss
+    }
+
     /// Releases an output and its graph.
     pub(crate) fn drop_output(&mut self, output: ForwardOutput) {
         self.machine.drop_graph(output.graph);

@@ -88,8 +88,10 @@ pub(crate) const LOSS_SUM: TrainingFault = TrainingFault {
             let mut sum: Option<Tensor> = None;
             FaultProgram::new(move |trainer, step| {
                 let (_, loss) = trainer.run_forward(step.step, step.length);
-                let (loss_tensor, bytes) = (loss.value.tensor, trainer.machine.bytes(loss.value.tensor));
-                // The program's variable holds the loss, so that it can be added after backward.
+                // The program's variable holds the loss, so that it can be added after backward. With a loss scale, backward begins
+                // at another tensor, which is freed by it.
+                let loss_tensor = trainer.held_loss().unwrap_or(loss.value.tensor);
+                let bytes = trainer.machine.bytes(loss_tensor);
                 trainer.run_backward(step.step, loss, RetainGraph::No);
                 match sum {
                     // A number plus a tensor is a new tensor; later losses are added to it in place.

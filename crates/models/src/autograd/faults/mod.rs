@@ -550,6 +550,13 @@ mod tests {
         assert!(FAULTS.iter().all(|fault| fault.programs[0].0 == "none"));
     }
 
+    /// With a loss scale, the tensor at which backward begins is not the loss that the program adds up.
+    #[test]
+    fn scaled_losses_can_be_added_up() {
+        let recipe = recipe("leak-loss-sum").with("techniques", "fp16").with("steps", "3");
+        assert_eq!(check(&recipe.workload().unwrap()).unwrap().steps, 3);
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
