@@ -268,6 +268,11 @@ def soak(options):
         if compare and not bool((tensor == value).all()):
             counts["damaged"] += 1
 
+    def free_one():
+        tensor, value, stream = kept.pop(chosen.randrange(len(kept)))
+        with torch.cuda.stream(stream):
+            check(tensor, value)
+
     def captured():
         static = torch.full((chosen.randrange(1, 1 << 22),), 1, dtype=torch.int32, device="cuda")
         torch.cuda.synchronize()
@@ -301,15 +306,10 @@ def soak(options):
                 counts["blocks"] += 1
         except torch.OutOfMemoryError:
             counts["out of memory"] += 1
-            for tensor, value, stream in kept[: len(kept) // 2]:
-                with torch.cuda.stream(stream):
-                    check(tensor, value)
-            del kept[: len(kept) // 2]
-            tensor = None
+            for _ in range(len(kept) // 2):
+                free_one()
         while len(kept) > chosen.randrange(10, 200):
-            tensor, value, stream = kept.pop(chosen.randrange(len(kept)))
-            with torch.cuda.stream(stream):
-                check(tensor, value)
+            free_one()
     print(counts)
     assert counts["damaged"] == 0, counts
     assert not compare or min(counts["graphs"], counts["out of memory"]) > 0, counts

@@ -98,9 +98,8 @@ impl GpuService {
 
     /// Lets another GPU read and write the memory of this one. PyTorch opens memory of `cuMemAlloc` itself.
     pub(crate) fn allow_peer(&mut self, other: i32) -> Result<(), ServiceError> {
-        let (Ok(ordinal), _guard) = (u32::try_from(other), self.is_real.then(cuda::keep_context)) else {
-            return Err(ServiceError::NoDevice(other));
-        };
+        let ordinal = u32::try_from(other).map_err(|_| ServiceError::NoDevice(other))?;
+        let _guard = self.is_real.then(cuda::keep_context);
         match self.device.virtual_memory() {
             Ok(memory) => Ok(memory.allow_peer(ordinal).map_err(StrategyError::from)?),
             Err(_) => Ok(()),
