@@ -17,9 +17,8 @@ use super::{
 use crate::{
     base::{Bytes, Dtype, Work, write_file},
     device::{
-        Device, FRESH_DEVICES, ProductSupport, calibrate,
+        Device, ProductSupport, calibrate,
         cuda::{self, CheckStatus, CudaCheck},
-        first_calls,
         sim::{Profile, ProfileFile, SimDevice, WorkTime},
     },
     models::recipe_names,
@@ -53,8 +52,6 @@ fn measure(device: String, path: &Path) -> CommandResult {
     export::check_replacing(path, None)?;
     exit::clean_up_on_signals()?;
     let spec = DeviceChoice::named(&device).spec()?;
-    // Before the device that stays open: the driver prepares again what the last device of a process left.
-    let fresh = (0..FRESH_DEVICES).map(|_| Ok(first_calls(&mut *spec.open()?)?)).collect::<anyhow::Result<_>>()?;
     let mut device = spec.open()?;
     output::complain(&format!("measuring {} ...", device.props().name));
     let products = match spec.lacks_products() {
@@ -64,7 +61,7 @@ fn measure(device: String, path: &Path) -> CommandResult {
             ProductSupport::Replaced
         }
     };
-    let calibration = calibrate(&mut *device, products, fresh)?;
+    let calibration = calibrate(&mut *device, products)?;
     let name = path.file_stem().map_or_else(|| "calibrated".into(), |stem| stem.to_string_lossy());
     let profile = calibration.into_profile(&name, spec.driver(), spec.footprint(), &*device);
     write_file(path, profile.to_toml()?.as_bytes()).with_context(|| format!("{} cannot be written", path.display()))?;

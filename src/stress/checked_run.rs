@@ -215,8 +215,8 @@ impl CheckedPlayer {
         self.carry_out(trace, audit_every);
         let mut stats = self.watch.strategy.stats();
         let mut expected = *expected;
-        // First calls of a driver take longer, so a free that waits for another stream may end at another time. Later plays
-        // take the same time.
+        // First calls of a real driver take longer, so a free that waits for another stream may end at another time. Later
+        // plays take the same time.
         if stats != expected && trace.events.iter().any(|event| matches!(event.op, Op::Use { .. })) {
             self.free_own();
             self.watch.close();

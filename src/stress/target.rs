@@ -82,8 +82,7 @@ impl StressTarget {
     /// A fresh device with the target's memory. On a real one a plugin keeps its limit itself and
     /// sees all memory.
     pub fn open_device(&self) -> Result<Box<dyn Device>, TargetError> {
-        // A program is run again on the same device, and must take the same time: events of other streams decide what is free.
-        let device = self.device.open_without_first_calls()?;
+        let device = self.device.open()?;
         let clock = device.props().clock;
         Ok(capped(device, plugin::cap(&self.strategy, self.memory_bytes, clock)))
     }

@@ -37,7 +37,7 @@ pub mod wrap {
     pub use scripted::{ScriptMismatch, ScriptOrder, ScriptedDevice};
 }
 
-pub use calibrate::{Calibration, FRESH_DEVICES, FirstCalls, ProductSupport, calibrate, first_calls};
+pub use calibrate::{Calibration, ProductSupport, calibrate};
 pub use call::{CallKind, CallLedger, CallTally, DeviceError};
 pub use capability::{
     Capabilities, Compute, MissingCapabilities, Patterns, PhysicalId, PinnedHost, PoolId, PoolSettings, PoolUsage,

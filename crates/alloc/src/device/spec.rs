@@ -93,14 +93,6 @@ impl DeviceSpec {
         }
     }
 
-    /// Opens a fresh device. A simulated one is [`SimDevice::without_first_calls`].
-    pub fn open_without_first_calls(&self) -> Result<Box<dyn Device>, DeviceSpecError> {
-        match &self.kind {
-            DeviceKind::Sim(config) => Ok(Box::new(SimDevice::new(SimConfig::clone(config))?.without_first_calls())),
-            DeviceKind::Cuda(_) => self.open(),
-        }
-    }
-
     /// Opens a fresh device for a guest in a program with its own streams: see
     /// [`cuda::open_as_guest`].
     pub fn open_as_guest(&self) -> Result<Box<dyn Device>, DeviceSpecError> {

@@ -9,8 +9,6 @@ use oomph_base::Nanos;
 pub enum CostCondition {
     /// None of the others.
     Usual,
-    /// The first call of its kind on a device: the driver prepares what later calls use.
-    FirstCall,
     /// `cuMemAlloc` and `cuMemFree` of a block that shares its page with others: the driver takes no page from the device
     /// and gives none back.
     SharedPage,
@@ -19,15 +17,14 @@ pub enum CostCondition {
 }
 
 impl CostCondition {
-    pub(in crate::device) const ALL: [CostCondition; 4] =
-        [CostCondition::Usual, CostCondition::FirstCall, CostCondition::SharedPage, CostCondition::PoolGrows];
+    pub(in crate::device) const ALL: [CostCondition; 3] =
+        [CostCondition::Usual, CostCondition::SharedPage, CostCondition::PoolGrows];
 
     /// What a profile has after the name of the call. Older profiles have other words there, which say how a usual call
     /// was measured.
     pub(in crate::device) const fn words(self) -> &'static str {
         match self {
             CostCondition::Usual => "",
-            CostCondition::FirstCall => "(first call)",
             CostCondition::SharedPage => "(shared page)",
             CostCondition::PoolGrows => "(pool grows)",
         }
@@ -117,7 +114,9 @@ impl CostTable {
     /// ```
     pub fn of(costs: impl IntoIterator<Item = Cost>) -> Result<CostTable, CostTableError> {
         let mut curves = CostCondition::ALL.map(|_| vec![Vec::new(); CallKind::ALL.len()]);
-        for Cost { call, bytes, median_us, .. } in costs {
+        // Some profiles have costs of the first call in a process, which belong to its start, as the context does.
+        let later = costs.into_iter().filter(|cost| !cost.call.ends_with("(first call)"));
+        for Cost { call, bytes, median_us, .. } in later {
             let Some((kind, condition)) = kind_and_condition(&call) else {
                 return Err(CostTableError::UnknownCall(call));
             };
@@ -138,13 +137,6 @@ impl CostTable {
             curve.dedup_by_key(|point| point.bytes);
         }
         Ok(CostTable { curves })
-    }
-
-    /// The same table without costs of first calls.
-    #[must_use]
-    pub fn without_first_calls(mut self) -> CostTable {
-        self.curves[CostCondition::FirstCall as usize].iter_mut().for_each(Vec::clear);
-        self
     }
 
     /// The cost of a usual call. Zero for a kind without a measured or nominal cost.
@@ -231,8 +223,8 @@ mod tests {
         let under = |condition| table.cost_under(condition, CallKind::MemAlloc, 4096).0;
         assert_eq!(under(CostCondition::Usual), 40_000);
         assert_eq!(under(CostCondition::SharedPage), 2_500);
-        assert_eq!(under(CostCondition::FirstCall), 190_000);
         assert_eq!(under(CostCondition::PoolGrows), 40_000, "not measured");
+        assert_eq!(table.cost(CallKind::MemAlloc, 0).0, 40_000, "first calls do not count");
     }
 
     #[test]

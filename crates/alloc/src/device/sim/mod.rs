@@ -23,7 +23,6 @@ pub use costs::{Cost, CostCondition, CostTable, CostTableError};
 pub use profile::{Profile, ProfileFile, SimConfig, SimConfigError};
 pub use work_times::{ImpossibleTime, Rates, WorkTable, WorkTime};
 
-use std::sync::Arc;
 
 use self::{
     address_space::{PinnedSpace, SimAddressSpace, SimPlaces},
@@ -127,14 +126,6 @@ impl SimDevice {
         SimDevice { address_space: SimAddressSpace::placing(places, page_bytes), ..self }
     }
 
-    /// The same fresh device in a process that has made every call before: first calls cost as much as later ones. A
-    /// program that runs twice on it takes the same time twice.
-    #[must_use]
-    pub fn without_first_calls(mut self) -> SimDevice {
-        self.profile.costs = Arc::new(CostTable::clone(&self.profile.costs).without_first_calls());
-        self
-    }
-
     /// Notes a call and advances the clock by its cost. A failed call costs as much as the smallest
     /// one, the first call of its kind at least what first calls cost.
     fn conclude<T>(&mut self, call: CallKind, bytes: u64, answer: Result<T, DeviceError>) -> Result<T, DeviceError> {
@@ -164,11 +155,7 @@ impl SimDevice {
     ) -> Result<T, DeviceError> {
         let waited = self.clocks.wait_until(until);
         let costs = &self.profile.costs;
-        let cost = match (&answer, self.ledger.of(call).count) {
-            (Err(_), _) => costs.cost(call, 0),
-            (Ok(_), 0) => cost.max(costs.cost_under(CostCondition::FirstCall, call, 0)),
-            (Ok(_), _) => cost,
-        };
+        let cost = if answer.is_err() { costs.cost(call, 0) } else { cost };
         self.clocks.elapse(cost);
         self.ledger.note(call, waited + cost, answer.is_err());
         answer
@@ -435,13 +422,8 @@ mod tests {
         device.free(address).unwrap();
         let costs = Profile::h200().costs;
         for call in [CallKind::MemAlloc, CallKind::MemFree] {
-            let first = costs.cost_under(CostCondition::FirstCall, call, 0);
-            assert!(first > costs.cost(call, 512), "{call}");
-            assert_eq!(device.ledger().of(call).time, first);
+            assert_eq!(device.ledger().of(call).time, costs.cost(call, 512), "{call}");
         }
-        let mut used = super::SimDevice::new(SimConfig::default()).unwrap().without_first_calls();
-        used.alloc(512).unwrap();
-        assert_eq!(used.calls().time, costs.cost(CallKind::MemAlloc, 512));
         assert_eq!(device.now(), device.calls().time);
         device.elapse(Nanos(5));
         assert_eq!(device.now(), device.calls().time + Nanos(5));

@@ -150,7 +150,10 @@ impl CudaDevice {
         let _leave = CaptureLeave::take(serves_captures);
         let context = GpuContext::of(ordinal).map_err(Unavailable)?;
         let page_bytes = context.granularity_bytes.unwrap_or(USUAL_PAGE_BYTES);
-        let free = context.enter().and_then(|()| context::memory_info());
+        let free = context.enter().and_then(|()| match owner {
+            StreamOwner::Device => context::wait_for_cleared_memory(page_bytes).and_then(|()| context::memory_info()),
+            StreamOwner::Program => context::memory_info(),
+        });
         let (free_bytes, _) = free.map_err(|code| {
             Unavailable(format!("GPU {ordinal} no longer works in this process: cuMemGetInfo says {code:?}"))
         })?;
