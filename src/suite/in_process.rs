@@ -76,6 +76,7 @@ fn try_run(case: &Case, stop: Option<&AtomicBool>) -> Result<CaseOutcome, CaseEr
         let timings = time(case, &replay)?;
         return Ok(CaseOutcome { record, detail: CaseDetail::unmeasured(&case.label), timings, worker_failed: false });
     }
+    case.device.wait_for_cleared_memory().map_err(ReplayError::from)?;
     // Its device is closed before the timed passes, so that they have its memory.
     let (record, detail) = measure_opened(case, replay.open()?, &replay.options);
     let timings = if case.timed && matches!(record.status, Status::Completed | Status::Oom) {

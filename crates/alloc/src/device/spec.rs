@@ -93,6 +93,16 @@ impl DeviceSpec {
         }
     }
 
+    /// Waits until memory that this process has freed is cleared: see [`cuda::wait_for_cleared_memory`].
+    pub fn wait_for_cleared_memory(&self) -> Result<(), DeviceSpecError> {
+        match self.kind {
+            DeviceKind::Sim(_) => Ok(()),
+            DeviceKind::Cuda(ordinal) => {
+                cuda::wait_for_cleared_memory(ordinal).map_err(|reason| self.unavailable(reason))
+            }
+        }
+    }
+
     /// Opens a fresh device for a guest in a program with its own streams: see
     /// [`cuda::open_as_guest`].
     pub fn open_as_guest(&self) -> Result<Box<dyn Device>, DeviceSpecError> {

@@ -40,6 +40,7 @@ mod disabled {
         total_bytes(_ordinal: u32) -> u64;
         matrix_library() -> String;
         footprint(_ordinal: u32) -> Footprint;
+        wait_for_cleared_memory(_ordinal: u32) -> ();
     }
 
     /// There is no context to restore.
@@ -73,12 +74,12 @@ mod enabled;
 #[cfg(not(feature = "cuda"))]
 pub use disabled::{
     NoContext as ContextGuard, count, driver_version, footprint, keep_context, look_for_toolkit_in, matrix_library,
-    name, open, open_as_guest, probe, survey, total_bytes,
+    name, open, open_as_guest, probe, survey, total_bytes, wait_for_cleared_memory,
 };
 #[cfg(feature = "cuda")]
 pub use enabled::{
     ContextGuard, CudaDevice, count, driver_version, footprint, keep_context, look_for_toolkit_in, matrix_library,
-    name, open, open_as_guest, probe, survey, total_bytes,
+    name, open, open_as_guest, probe, survey, total_bytes, wait_for_cleared_memory,
 };
 
 /// Why a GPU cannot be used.

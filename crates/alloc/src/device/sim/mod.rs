@@ -23,7 +23,6 @@ pub use costs::{Cost, CostCondition, CostTable, CostTableError};
 pub use profile::{Profile, ProfileFile, SimConfig, SimConfigError};
 pub use work_times::{ImpossibleTime, Rates, WorkTable, WorkTime};
 
-
 use self::{
     address_space::{PinnedSpace, SimAddressSpace, SimPlaces},
     clock::StreamClocks,

@@ -347,20 +347,6 @@ pub(super) fn memory_info() -> Result<(u64, u64), CUresult> {
     Ok((free as u64, total as u64))
 }
 
-/// Waits until memory that was freed before is cleared. The driver clears it when memory is next allocated, on an H200 for
-/// up to 0.25 s after the free of 100 GiB: a program that is measured must not wait for what another one freed.
-pub(super) fn wait_for_cleared_memory(page_bytes: u64) -> Result<(), CUresult> {
-    let mut address = 0;
-    // SAFETY: the pointer is to a live address; a context is current, or the driver says so.
-    match unsafe { sys::cuMemAlloc_v2(&raw mut address, page_bytes as usize) } {
-        // SAFETY: the allocation is live, and nothing uses it.
-        CUresult::CUDA_SUCCESS => succeed(unsafe { sys::cuMemFree_v2(address) }),
-        // A full GPU is for the program to find.
-        CUresult::CUDA_ERROR_OUT_OF_MEMORY => Ok(()),
-        code => Err(code),
-    }
-}
-
 /// Success, or the code.
 pub(super) fn succeed(code: CUresult) -> Result<(), CUresult> {
     if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(code) }
