@@ -265,13 +265,14 @@ impl Rates {
 
     /// The time of a product without the part that [`Profile::duration`] adds for moving its operands.
     pub(super) fn arithmetic_alone(&self, time: WorkTime) -> WorkTime {
-        if !matches!(time.work, Work::Gemm { .. }) {
+        let is_valid = time.median_us > 0.0;
+        if !is_valid || !matches!(time.work, Work::Gemm { .. }) {
             return time;
         }
         let moving_us = time.work.traffic_bytes() / self.memory_bytes_per_ns / 1e3;
         // Operands that stay in the cache are moved faster than memory allows.
-        let rest = (time.median_us.powi(2) - moving_us.powi(2)).max((LEAST_ARITHMETIC * time.median_us).powi(2));
-        WorkTime { median_us: rest.sqrt(), ..time }
+        let square = time.median_us.powi(2) - moving_us.powi(2);
+        WorkTime { median_us: square.max(0.0).sqrt().max(LEAST_ARITHMETIC * time.median_us), ..time }
     }
 
     /// How long a kernel takes that only moves its operands.
@@ -514,13 +515,22 @@ mod tests {
 
     #[test]
     fn measured_times_precede_rates_but_not_traffic() {
-        let times = WorkTable::of([WorkTime { median_us: 1_000.0, p99_us: None, work: PRODUCT }]).unwrap();
+        let measured = took(PRODUCT, 1_000.0);
+        let times = WorkTable::of([RATES.arithmetic_alone(measured)]).unwrap();
         let profile = Profile { rates: RATES, work: Arc::new(times), ..Profile::h200() };
         assert_eq!(profile.duration(&PRODUCT), Nanos(1_000_000));
-        // As much arithmetic, but 137 GB of operands.
+        // As much arithmetic in 1 ms, and operands that are moved in 1 ms.
+        let wide =
+            Work::Gemm { m: 1 << 20, n: 1 << 8, k: 1 << 8, batch: 1, dtype: Dtype::Bf16, role: ProductRole::Output };
+        let slow =
+            Profile { rates: Rates { memory_bytes_per_ns: wide.traffic_bytes() / 1e6, ..RATES }, ..profile.clone() };
+        assert_eq!(wide.flops(), PRODUCT.flops());
+        assert!((slow.duration(&wide).0 as f64 / 1e6 - 2f64.sqrt()).abs() < 0.001, "{:?}", slow.duration(&wide));
+        // As much arithmetic, but 34 GB of operands.
         let thin = Work::Gemm { m: 1 << 30, n: 8, k: 8, batch: 1, dtype: Dtype::Bf16, role: ProductRole::Output };
         assert_eq!(thin.flops(), PRODUCT.flops());
-        assert_eq!(profile.duration(&thin), at_rate(thin.traffic_bytes(), 4_000.0));
+        let moving = at_rate(thin.traffic_bytes(), 4_000.0).0 as f64;
+        assert!((1.0..1.05).contains(&(profile.duration(&thin).0 as f64 / moving)));
         let other = Work::Gemm { m: 64, n: 64, k: 64, batch: 1, dtype: Dtype::F32, role: ProductRole::Output };
         assert_eq!(profile.duration(&other), RATES.duration(&other));
     }
