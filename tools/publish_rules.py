@@ -323,7 +323,9 @@ def now_same():
 
 # Step times of the campaign.
 
-NOW_TECHNIQUES = [f"{CAMPAIGN}/techniques-reference-gpt-{size}/techniques.csv" for size in ("163m", "406m")]
+NOW_TECHNIQUES = [
+    f"{CAMPAIGN}/techniques-{model}/techniques.csv" for model in ("reference-gpt-163m", "reference-gpt-406m", "resnet-50")
+]
 NOW_SIMULATED_TECHNIQUES = f"{CAMPAIGN}/simulated/techniques.csv"
 
 
