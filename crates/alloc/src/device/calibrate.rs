@@ -380,7 +380,7 @@ fn measure_work(device: &mut dyn Device, room: u64, products: ProductSupport) ->
         if sizes.iter().sum::<u64>() > room {
             continue;
         }
-        let copies = UNCACHED_BYTES.div_ceil(sizes.iter().sum::<u64>().max(1)).min(MOST_COPIES);
+        let copies = UNCACHED_BYTES.min(room).div_ceil(sizes.iter().sum::<u64>().max(1)).min(MOST_COPIES);
         let mut operands: Vec<Operands> = Vec::new();
         for _ in 0..copies {
             let one = sizes.iter().map(|&bytes| Ok((device.alloc(bytes)?, bytes)));
