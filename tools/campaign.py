@@ -142,8 +142,9 @@ def run(step, folder, seconds, facts, record):
                 program.kill()
                 code = program.wait()
     took = time.monotonic() - begun
-    # 100: a threshold that the GPU does not confirm. Other codes say that nothing was measured, or not all of it.
-    done = code in (0, 100)
+    # 100: the GPU disagrees with a threshold or with the simulated device; 106: a strategy failed in `stress`. Both are results.
+    # Other codes say that nothing was measured, or not all of it.
+    done = code in (0, 100, 106)
     shown = [f"{name}={value.replace('{folder}/', '')}" for name, value in step.variables.items()]
     shown += [pathlib.Path(arguments[0]).name.split("-")[0]] + [part.replace(f"{folder}/", "") for part in arguments[1:]]
     record.add(step=step.name, command=shown, started=started, seconds=round(took, 1), code=code, done=done, **facts)

@@ -3,7 +3,7 @@
     alloc-costs.py SECONDS ORDER    wait so long in each context; begin with half of the memory (half), sizes that
                                     double (doubling) or blocks of 20 MiB (grow)
 
-Between two calls the host writes 1 MiB, as in `oomph doctor --calibrate`.
+Between two calls the host writes 1 MiB; `oomph doctor --calibrate` writes 768 KiB.
 """
 
 import ctypes

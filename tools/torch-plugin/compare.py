@@ -99,11 +99,12 @@ def run_here(options):
     def steps(count):
         for step in range(count):
             torch.cuda.synchronize()
+            before = calls()
             pause()
             # The GPU changes to this process before the step begins.
             torch.cuda._sleep(1)
             torch.cuda.synchronize()
-            began, before = time.perf_counter(), calls()
+            began = time.perf_counter()
             yield step
             torch.cuda.synchronize()
             milliseconds.append(1e3 * (time.perf_counter() - began))

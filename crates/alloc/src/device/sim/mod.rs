@@ -125,8 +125,7 @@ impl SimDevice {
         SimDevice { address_space: SimAddressSpace::placing(places, page_bytes), ..self }
     }
 
-    /// Notes a call and advances the clock by its cost. A failed call costs as much as the smallest
-    /// one, the first call of its kind at least what first calls cost.
+    /// Notes a call and advances the clock by its cost. A failed call costs as much as the smallest one.
     fn conclude<T>(&mut self, call: CallKind, bytes: u64, answer: Result<T, DeviceError>) -> Result<T, DeviceError> {
         self.conclude_after(Nanos::ZERO, call, bytes, answer)
     }

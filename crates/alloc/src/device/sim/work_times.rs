@@ -298,7 +298,7 @@ impl Profile {
     ///
     /// A product computes while it moves its operands, so its time is near the longer of the two, and above it where both
     /// take about as long: the root of the sum of their squares. Of 25 thin products in a ResNet-50 (one side of 64 to 512)
-    /// this is 0.63 to 1.21 of the time on an H200, their sum 0.90; the longer of the two was 0.80 of that sum.
+    /// this is 0.63 to 1.21 of the time on an H200, and 0.90 in sum; the longer of the two alone is 0.80 in sum.
     #[must_use]
     pub fn duration(&self, work: &Work) -> Nanos {
         match (self.work.duration(work), work) {

@@ -22,8 +22,9 @@ mod survey;
 mod work;
 
 use std::{
+    collections::BTreeSet,
     ptr,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -51,8 +52,8 @@ use oomph_base::{Address, EventId, MIB, Nanos, StreamId, round_up};
 /// How long after a free the driver begins to clear the memory, at most. Measured on an H200: an allocation at once after
 /// a free does not wait, one 50 ms later does.
 const CLEARING_BEGINS_WITHIN: Duration = Duration::from_millis(50);
-/// Whether this process has closed a device since it last waited for the memory to be cleared.
-static HAS_FREED: AtomicBool = AtomicBool::new(false);
+/// The GPUs of which this process has closed a device since it last waited for their memory to be cleared.
+static FREED: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 
 /// Physical memory comes in pages of this size where the GPU does not say otherwise.
 const USUAL_PAGE_BYTES: u64 = 2 * MIB;
@@ -69,16 +70,20 @@ pub fn open_as_guest(ordinal: u32) -> Result<Box<dyn Device>, Unavailable> {
 }
 
 /// Waits until the memory of devices that this process has closed is cleared. The driver does that in the next allocation,
-/// which takes up to 0.25 s after 100 GiB were freed (H200): a program that is measured must not wait for what the one
+/// which takes 0.2 s and more after 60 GiB were freed (H200): a program that is measured must not wait for what the one
 /// before it freed.
 pub fn wait_for_cleared_memory(ordinal: u32) -> Result<(), Unavailable> {
-    if HAS_FREED.swap(false, Ordering::Relaxed) {
+    if freed().contains(&ordinal) {
         thread::sleep(CLEARING_BEGINS_WITHIN);
         // A full GPU is for the program to find.
         let _ = CudaDevice::open(ordinal)?.alloc(USUAL_PAGE_BYTES);
-        HAS_FREED.store(false, Ordering::Relaxed);
+        freed().remove(&ordinal);
     }
     Ok(())
+}
+
+fn freed() -> MutexGuard<'static, BTreeSet<u32>> {
+    FREED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A guard that restores the context that is current on this thread now.
@@ -451,7 +456,7 @@ impl Drop for CudaDevice {
         }
         // SAFETY: the context is current. Nothing below may be in use by work that is still queued.
         unsafe { sys::cuCtxSynchronize() };
-        HAS_FREED.store(true, Ordering::Relaxed);
+        freed().insert(self.props.ordinal);
         self.pools.destroy_all();
         self.release_virtual_memory();
         for address in self.memory.addresses() {
