@@ -7,7 +7,9 @@
     tools/campaign.py FOLDER --list             the steps, and how far each one is
 
 FOLDER holds the results, and after every step campaign.json: what was run, when, at which commit, on which GPU and
-driver. A step that is cut off keeps what it has, and the next call continues it with `--resume`. The program is
+driver. A step that is cut off keeps what it has, and the next call continues it with `--resume`, with a program of the same
+commit. After every step FOLDER.tar.gz has what is published and what a later call needs: not the files of single cases,
+which are a hundred times as large. Unpacked on another day, it is the folder to go on with. The program is
 target/release/oomph, or the one that --oomph names. On a machine without a GPU `--device sim` tries the script.
 
 PyTorch and RMM are compared where their programs exist: OOMPH_TORCH_BENCH (tools/torch-oracle/build_for_gpu.sh),
@@ -24,6 +26,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -91,6 +94,16 @@ def steps(oomph, device):
         }
         needs = ["OOMPH_PEERS", "OOMPH_TORCH_BENCH", "OOMPH_RMM_BENCH"]
         yield Step(f"peers-{cases}.txt", peers, text=True, variables=variables, needs=needs)
+
+
+def pack(folder):
+    """Writes FOLDER.tar.gz without the files of single cases, pages and summaries."""
+    left_out = {"cases", "report.html", "summary.md"}
+    target = folder.with_name(folder.name + ".tar.gz")
+    unfinished = folder.with_name(folder.name + ".tar.gz.new")
+    with tarfile.open(unfinished, "w:gz") as archive:
+        archive.add(folder, folder.name, filter=lambda entry: None if pathlib.Path(entry.name).name in left_out else entry)
+    unfinished.replace(target)
 
 
 def gpu():
@@ -190,6 +203,7 @@ def main():
             unfinished += 1
             continue
         unfinished += not run(step, options.folder, seconds, facts, record)
+        pack(options.folder)
     print(f"{unfinished} steps are not done; call it again to go on" if unfinished else "all steps are done")
     return 1 if unfinished else 0
 
