@@ -46,6 +46,8 @@ pub(crate) struct Arenas {
     sum: Option<Stats>,
     /// Counters of arenas that were closed.
     closed: Stats,
+    /// The arena of the last request or free, and the counters of all others together: programs mostly call one arena many times.
+    others: Option<(Option<usize>, Stats)>,
 }
 
 /// The memory of one pool.
@@ -90,7 +92,8 @@ pub(crate) type StreamHandles<'a> = &'a [u64];
 impl Arenas {
     pub(crate) fn new(default: Box<dyn Strategy>, build: ArenaBuilder) -> Arenas {
         let default = AddressedStrategy::new(default);
-        Arenas { default, pools: Vec::new(), routes: Vec::new(), build, sum: None, closed: Stats::default() }
+        let (sum, others, closed) = (None, None, Stats::default());
+        Arenas { default, pools: Vec::new(), routes: Vec::new(), build, sum, closed, others }
     }
 
     /// Serves a request. Before memory has run out, the other arenas give back what they can.
@@ -108,7 +111,7 @@ impl Arenas {
         if matches!(attempt, Attempt::OutOfMemory(_)) && self.relieve(cx, streams)? {
             attempt = self.at(place).alloc(cx, request)?;
         }
-        self.count();
+        self.count_after(place);
         Ok(attempt)
     }
 
@@ -123,11 +126,10 @@ impl Arenas {
         if self.sum.is_none() {
             return freed;
         }
-        let freed = match freed {
-            Err(StrategyError::UnknownBlock { .. }) => self.free_in_pools(cx, address, caller),
-            other => other,
-        };
-        self.count();
+        if let Err(StrategyError::UnknownBlock { .. }) = freed {
+            return self.free_in_pools(cx, address, caller);
+        }
+        self.count_after(None);
         freed
     }
 
@@ -137,11 +139,14 @@ impl Arenas {
         address: Address,
         caller: Caller,
     ) -> Result<Freed, StrategyError> {
-        for arena in &mut self.pools {
+        for place in 0..self.pools.len() {
+            let arena = &mut self.pools[place];
             match arena.strategy.free_by_address(cx, address, caller) {
                 Err(StrategyError::UnknownBlock { .. }) => {}
                 Ok(freed) => {
-                    if arena.users == 0 && arena.strategy.stats().live_blocks == 0 {
+                    let is_last = arena.users == 0 && arena.strategy.stats().live_blocks == 0;
+                    self.count_after(Some(place));
+                    if is_last {
                         self.give_back_released(cx)?;
                     }
                     return Ok(freed);
@@ -181,6 +186,7 @@ impl Arenas {
 
     /// Settings, for all arenas.
     pub(crate) fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError> {
+        self.others = None;
         self.default.control(cx, command)?;
         self.pools.iter_mut().try_for_each(|arena| arena.strategy.control(cx, command))
     }
@@ -223,12 +229,33 @@ impl Arenas {
 
     /// Sums up the counters, once there was a pool.
     fn count(&mut self) {
+        self.others = None;
+        self.count_after(None);
+    }
+
+    /// The same after a call that changed the counters of this arena only.
+    fn count_after(&mut self, place: Option<usize>) {
+        let others = match self.others {
+            Some((counted, others)) if counted == place => others,
+            _ => self.all_but(place),
+        };
+        self.others = Some((place, others));
         let before = self.sum.unwrap_or_else(|| self.default.stats());
         let mut sum = Stats { peak: before.peak, peak_segments: before.peak_segments, ..Stats::default() };
-        sum.add(&self.closed);
-        sum.add(&self.default.stats());
-        self.pools.iter().for_each(|arena| sum.add(&arena.strategy.stats()));
+        sum.add(&others);
+        sum.add(&self.at(place).stats());
         self.sum = Some(sum);
+    }
+
+    /// The counters of all arenas but one, closed ones included.
+    fn all_but(&self, place: Option<usize>) -> Stats {
+        let mut others = self.closed;
+        if place.is_some() {
+            others.add(&self.default.stats());
+        }
+        let pools = self.pools.iter().enumerate().filter(|&(pool, _)| Some(pool) != place);
+        pools.for_each(|(_, arena)| others.add(&arena.strategy.stats()));
+        others
     }
 }
 
@@ -298,6 +325,7 @@ impl Arenas {
     }
 
     fn capture_everywhere(&mut self, cx: &mut Context<'_>, begins: bool) -> Result<(), StrategyError> {
+        self.others = None;
         capture(cx, &mut self.default, NO_POOL, begins)?;
         self.pools.iter_mut().try_for_each(|arena| arena.capture(cx, begins))
     }
@@ -327,6 +355,7 @@ impl Arenas {
     /// any. During a capture that is the default pool's, outside that of released pools.
     fn relieve(&mut self, cx: &mut Context<'_>, streams: StreamHandles<'_>) -> Result<bool, StrategyError> {
         let before = cx.device.held_bytes();
+        self.others = None;
         if self.routes.is_empty() {
             self.give_back_released(cx)?;
         } else {

@@ -14,7 +14,7 @@ use crate::strategy::{
     deferred::Patience,
     pooled::{FreeLists, MemoryPiece, NONE, PerStream, PieceState, PieceTable},
 };
-use oomph_base::{Address, StreamId, round_up};
+use oomph_base::{Address, MIB, StreamId, round_up};
 
 /// A range has addresses for this many times the device's memory, so that there is nearly always a
 /// large gap.
@@ -25,7 +25,16 @@ const RANGE_PER_DEVICE: u64 = 4;
 const RANGES_IN_PLACE: u64 = 16;
 
 /// Chunks are halved at each of these percentages of free memory that cannot be moved.
-const LOST_PERCENT: [u64; 3] = [2, 4, 8];
+const LOST_PERCENT: [u64; 3] = [1, 2, 4];
+
+/// A chunk is at most this part of reserved memory, but not smaller than [`SMALL_CHUNK`] for that reason: a small program
+/// loses more in chunks that are partly in use.
+const PART_OF_RESERVED: u64 = 64;
+const SMALL_CHUNK: u64 = 16 * MIB;
+
+/// A chunk is at most this part of the memory that the process can have. What is lost in chunks that are partly in use then decides
+/// whether a program completes under a small limit.
+const PART_OF_AVAILABLE: u64 = 1024;
 
 /// Neighbouring free blocks and gaps, in address order.
 pub(super) type FreeRun = Vec<RunPart>;
@@ -337,15 +346,19 @@ impl OomphAllocator {
         self.settings.slack_permille > 0 && self.stats.current.reserved + bytes <= allowed
     }
 
-    /// The size of new chunks: smaller ones where much free memory is in chunks that are partly in use, because those cannot be moved.
-    fn chunk_for(&self, growth: u64) -> u64 {
-        let chunk = self.settings.chunk_for(growth, self.page);
+    /// The size of new chunks: smaller ones where much free memory is in chunks that are partly in use, because those cannot be
+    /// moved, and where there is little memory.
+    fn chunk_for(&self, cx: &Context<'_>, growth: u64) -> u64 {
+        let reserved = self.stats.current.reserved;
+        let available = reserved.saturating_add(cx.device.free_bytes());
+        let most = (reserved / PART_OF_RESERVED).max(SMALL_CHUNK).min(available / PART_OF_AVAILABLE);
+        let chunk = self.settings.chunk_for(growth, self.page).min(most);
         let movable: u64 = self.free_chunks(&self.runs(|_| true), (0, 0)).iter().map(FreeChunks::bytes).sum();
         let planned: u64 = self.planned_free.values().map(|&slot| self.blocks[slot].size).sum();
-        let cached = self.stats.current.reserved - self.stats.current.active;
+        let cached = reserved - self.stats.current.active;
         let lost = cached.saturating_sub(movable + planned) * 100 / self.stats.peak.active.max(1);
         let halvings = LOST_PERCENT.iter().filter(|&&percent| lost >= percent).count();
-        round_up(chunk >> halvings, self.page)
+        round_up((chunk >> halvings).max(1), self.page)
     }
 
     /// Creates loose chunks of `bytes` in sum, or of the growth step where there is room for it.
@@ -354,7 +367,7 @@ impl OomphAllocator {
         // The step is at most what is reserved already, so that a small program reserves little.
         let step = round_up(self.settings.growth_step.min(self.stats.current.reserved), self.page);
         let generous = bytes.max(step).min(room);
-        let largest = self.chunk_for(bytes);
+        let largest = self.chunk_for(cx, bytes);
         for amount in [generous, bytes] {
             let mut rest = amount;
             while rest > 0 {
@@ -468,9 +481,9 @@ impl OomphAllocator {
     #[inline(always)]
     pub(super) fn free_block(&mut self, slot: u32) {
         self.blocks[slot].state = PieceState::Free;
-        let MemoryPiece { address, stream, .. } = self.blocks[slot];
+        let address = self.blocks[slot].address;
         if self.planned.contains(address) {
-            self.plan.iter_mut().for_each(|plan| plan.freed(stream));
+            self.plan.iter_mut().for_each(|plan| plan.freed(address));
         }
         let merged = self.merge(slot);
         self.insert_free(merged);

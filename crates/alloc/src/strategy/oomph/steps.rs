@@ -13,7 +13,10 @@
 //! The places of a plan are proposals. A request that is not in the plan, or whose place is not free, is served by the
 //! memory outside of the plan. If that is not enough, or if the program does something else, the plan is given up and its memory serves all requests.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+};
 
 use super::{
     OomphAllocator,
@@ -171,7 +174,7 @@ impl StepHistory {
         };
         let request = |index| {
             let (shape, lifetime) = (self.at(index).shape, lifetime(index));
-            PlannedRequest { shape, lifetime, address: None, shares_with: Vec::new() }
+            PlannedRequest { shape, lifetime, address: None, shares_with: Vec::new(), freed: 0 }
         };
         StepPlan::new((first..=newest).map(request).collect(), length as u32)
     }
@@ -213,8 +216,10 @@ struct PlannedRequest {
     /// stream uses.
     lifetime: Option<(u32, u32)>,
     address: Option<u64>,
-    /// Other streams that use the same memory.
-    shares_with: Vec<StreamId>,
+    /// The requests of other streams that use some of the same memory.
+    shares_with: Vec<usize>,
+    /// How often its stream had freed memory of the plan when this block was last freed, that free included.
+    freed: u64,
 }
 
 /// The requests of a step in order, and the position of the program in it.
@@ -231,17 +236,49 @@ pub(super) struct StepPlan {
     /// Requests since the last count of misses began, and since the plan was made or placed.
     counted: usize,
     followed: u64,
+    /// If memory passes from stream to stream, how it does.
+    passing: Option<StreamOrder>,
+}
+
+/// Which frees of memory of a plan the streams have waited for.
+#[derive(Clone, Debug, Default)]
+struct StreamOrder {
     /// How often each stream freed memory of the plan.
     frees: BTreeMap<StreamId, u64>,
-    /// How many of these frees of the second stream the first has waited for.
-    waited: BTreeMap<(StreamId, StreamId), u64>,
+    /// After how many frees of the second stream all later work of the first comes.
+    follows: BTreeMap<(StreamId, StreamId), u64>,
+    /// The live blocks of the plan: the number of the request, by address.
+    live: BTreeMap<u64, usize>,
+}
+
+impl StreamOrder {
+    fn frees_of(&self, stream: StreamId) -> u64 {
+        self.frees.get(&stream).copied().unwrap_or(0)
+    }
+
+    fn follows(&self, stream: StreamId, other: StreamId) -> u64 {
+        self.follows.get(&(stream, other)).copied().unwrap_or(0)
+    }
+
+    /// A stream waits for all work of another one, and so for what that one has waited for.
+    fn waited(&mut self, stream: StreamId, other: StreamId) {
+        self.follows.insert((stream, other), self.frees_of(other));
+        let third: Vec<(StreamId, u64)> = self
+            .follows
+            .range((other, StreamId(0))..=(other, StreamId(u16::MAX)))
+            .map(|(&(_, of), &frees)| (of, frees))
+            .collect();
+        for (of, frees) in third {
+            let known = self.follows.entry((stream, of)).or_default();
+            *known = frees.max(*known);
+        }
+    }
 }
 
 impl StepPlan {
     fn new(requests: Vec<PlannedRequest>, period: u32) -> StepPlan {
-        let (frees, waited) = (BTreeMap::new(), BTreeMap::new());
         let (misses, counted, followed) = (0, 0, 0);
-        let mut plan = StepPlan { requests, period, turn: 0, next: 0, misses, counted, followed, frees, waited };
+        let mut plan = StepPlan { requests, period, turn: 0, next: 0, misses, counted, followed, passing: None };
         plan.turn = plan.emptiest();
         plan
     }
@@ -310,24 +347,26 @@ impl StepPlan {
             }
             end += height;
         }
+        self.passing = None;
         if shared {
-            self.find_sharing();
+            budget.spend((blocks.len() as u64).pow(2)).then(|| self.find_sharing())?;
+            self.passing = Some(StreamOrder::default());
         }
         Some(end)
     }
 
-    /// Which other streams use the memory of each request.
+    /// Finds the requests of other streams that use the memory of each request.
     fn find_sharing(&mut self) {
-        let range = |request: &PlannedRequest| Some((request.address?, request.shape));
-        let ranges: BTreeSet<(u64, RequestShape)> = self.requests.iter().filter_map(range).collect();
-        for request in &mut self.requests {
-            let Some(low) = request.address else { continue };
+        let place = |(number, request): (usize, &PlannedRequest)| {
             let (stream, bytes) = request.shape;
-            let meets = |&&(other, (user, length)): &&(u64, RequestShape)| {
-                user != stream && other < low + bytes && low < other + length
+            request.address.map(|low| (low..low + bytes, stream, number))
+        };
+        let places: Vec<(Range<u64>, StreamId, usize)> = self.requests.iter().enumerate().filter_map(place).collect();
+        for (range, stream, number) in &places {
+            let meets = |(other, user, _): &&(Range<u64>, StreamId, usize)| {
+                user != stream && other.start < range.end && range.start < other.end
             };
-            let streams: BTreeSet<StreamId> = ranges.iter().filter(meets).map(|&(_, (user, _))| user).collect();
-            request.shares_with = streams.into_iter().collect();
+            self.requests[*number].shares_with = places.iter().filter(meets).map(|&(.., other)| other).collect();
         }
     }
 
@@ -359,18 +398,36 @@ impl StepPlan {
         self.misses > count / MOST_MISSES + LOOK_AHEAD.min(count / 2) || !placed && self.followed > 2 * count as u64
     }
 
-    /// A stream freed memory of the plan.
-    pub(super) fn freed(&mut self, stream: StreamId) {
-        *self.frees.entry(stream).or_default() += 1;
+    /// A stream that must be waited for before a request gets its place: one that freed some of that memory since the stream of
+    /// the request last waited for it.
+    fn due_wait(&self, number: usize) -> Option<StreamId> {
+        let order = self.passing.as_ref()?;
+        let request = &self.requests[number];
+        let mut others = request.shares_with.iter().map(|&other| &self.requests[other]);
+        let due = others.find(|other| other.freed > order.follows(request.shape.0, other.shape.0))?;
+        Some(due.shape.0)
     }
 
-    /// The streams that a request must wait for before it gets its place: those that freed some of it since its stream last waited.
-    fn due_waits(&self, number: usize) -> Vec<(StreamId, u64)> {
-        let request = &self.requests[number];
-        let frees = |other: StreamId| self.frees.get(&other).copied().unwrap_or(0);
-        let waited = |other: StreamId| self.waited.get(&(request.shape.0, other)).copied().unwrap_or(0);
-        let others = request.shares_with.iter().map(|&other| (other, frees(other)));
-        others.filter(|&(other, frees)| waited(other) < frees).collect()
+    /// All later work of a stream comes after what another stream has queued so far.
+    fn waited(&mut self, stream: StreamId, other: StreamId) {
+        self.passing.iter_mut().for_each(|order| order.waited(stream, other));
+    }
+
+    /// The block of a request gets its place.
+    fn occupy(&mut self, number: usize) {
+        if let (Some(order), Some(address)) = (&mut self.passing, self.requests[number].address) {
+            order.live.insert(address, number);
+        }
+    }
+
+    /// A block of the plan was freed.
+    pub(super) fn freed(&mut self, address: u64) {
+        let Some(order) = &mut self.passing else { return };
+        let Some(number) = order.live.remove(&address) else { return };
+        let request = &mut self.requests[number];
+        let frees = order.frees.entry(request.shape.0).or_default();
+        *frees += 1;
+        request.freed = *frees;
     }
 }
 
@@ -436,12 +493,12 @@ impl OomphAllocator {
             return Ok(None);
         }
         let Some((around, address)) = self.planned_block(number) else { return Ok(None) };
-        let due = self.plan.as_ref().map_or_else(Vec::new, |plan| plan.due_waits(number));
-        for (other, frees) in due {
-            self.wait_event.wait(cx.device, shape.0, other)?;
-            if let Some(plan) = &mut self.plan {
-                plan.waited.insert((shape.0, other), frees);
+        if let Some(plan) = &mut self.plan {
+            while let Some(other) = plan.due_wait(number) {
+                self.wait_event.wait(cx.device, shape.0, other)?;
+                plan.waited(shape.0, other);
             }
+            plan.occupy(number);
         }
         let slot = self.take_at(around, address);
         self.blocks[slot].stream = shape.0;
@@ -537,5 +594,25 @@ impl OomphAllocator {
             self.insert_free(merged);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_follows_what_the_other_has_waited_for() {
+        let [first, second, third] = [0, 1, 2].map(StreamId);
+        let mut order = StreamOrder { frees: BTreeMap::from([(first, 3), (second, 5)]), ..StreamOrder::default() };
+        order.waited(second, first);
+        order.frees.insert(first, 4);
+        order.waited(third, second);
+        assert_eq!([first, second].map(|of| order.follows(third, of)), [3, 5]);
+        // What it knows already is not forgotten.
+        order.waited(third, first);
+        order.waited(third, second);
+        assert_eq!(order.follows(third, first), 4);
+        assert_eq!(order.follows(first, third), 0);
     }
 }

@@ -3,7 +3,7 @@
 use super::{super::test_device::simulated, *};
 use crate::device::{CallKind, Device};
 use crate::strategy::Silent;
-use oomph_base::{MIB, SiteId, ThreadId};
+use oomph_base::{GIB, MIB, SiteId, ThreadId};
 
 /// An allocator with its device.
 struct OomphBench {
@@ -13,7 +13,11 @@ struct OomphBench {
 
 impl OomphBench {
     fn new(settings: OomphSettings) -> OomphBench {
-        let mut device = simulated(1024 * MIB);
+        OomphBench::on(64 * GIB, settings)
+    }
+
+    fn on(device_bytes: u64, settings: OomphSettings) -> OomphBench {
+        let mut device = simulated(device_bytes);
         device.stream_create(1).unwrap();
         let props = device.props();
         let strategy = OomphAllocator::new(settings, props.total_bytes, props.granularity_bytes);
@@ -168,7 +172,7 @@ fn small_programs_reserve_little() {
 
 #[test]
 fn small_requests_use_the_last_page() {
-    let mut bench = OomphBench::new(by_pages());
+    let mut bench = OomphBench::on(GIB, by_pages());
     bench.alloc(1023 * MIB, 0);
     // There is one MiB in the last page, too little for a slab.
     let Attempt::Served(block, outcome) = bench.attempt(512, 0) else { panic!("half a page is free") };
@@ -203,6 +207,21 @@ fn chunks_follow_the_growth_within_their_limits() {
         OomphSettings { smallest_chunk: 2 * MIB, largest_chunk: 16 * MIB, ..OomphSettings::read("").unwrap() };
     let chunk = |mib: u64| settings.chunk_for(mib * MIB, 2 * MIB) / MIB;
     assert_eq!([1, 33, 100, 1000].map(chunk), [2, 4, 8, 16]);
+}
+
+/// What is lost in chunks that are partly in use decides whether a program completes, so chunks are small where memory is.
+#[test]
+fn chunks_are_small_in_small_programs_and_under_small_limits() {
+    let chunks = |device_gib: u64| {
+        let mut bench = OomphBench::on(device_gib * GIB, OomphSettings::read("").unwrap());
+        [100, 3900, 200].map(|mebibytes| {
+            let before = bench.calls(CallKind::MemCreate);
+            bench.alloc(mebibytes * MIB, 0);
+            bench.calls(CallKind::MemCreate) - before
+        })
+    };
+    assert_eq!(chunks(128), [7, 244, 5], "16 MiB each, then 40 MiB");
+    assert_eq!(chunks(8), [13, 488, 25], "8 MiB each");
 }
 
 /// A request of a step: its size in MiB, its stream, and how many requests of the step later its block is freed.

@@ -114,6 +114,19 @@ static CONTEXTS: Mutex<Vec<&'static GpuContext>> = Mutex::new(Vec::new());
 thread_local! {
     /// The context that this module last made current on this thread.
     static CURRENT: Cell<sys::CUcontext> = const { Cell::new(ptr::null_mut()) };
+    /// What a guard on this thread restores.
+    static KEPT: Cell<KeptContext> = const { Cell::new(KeptContext::Unguarded) };
+}
+
+/// The context of the program on one thread.
+#[derive(Clone, Copy, Debug)]
+enum KeptContext {
+    /// There is no guard.
+    Unguarded,
+    /// It is current: no call under the guard has needed a context.
+    Current,
+    /// It was current until a call under the guard needed a context.
+    Replaced(sys::CUcontext),
 }
 
 impl GpuContext {
@@ -183,34 +196,31 @@ impl GpuContext {
 }
 
 /// Restores, when it is dropped, the context that was current on this thread: for calls from
-/// another program, whose threads have their own contexts.
+/// another program, whose threads have their own contexts. Calls that need no driver cost nothing more: the driver is asked for the
+/// program's context when a call first needs one.
 #[derive(Debug)]
 pub struct ContextGuard {
-    before: Option<sys::CUcontext>,
+    /// What a guard around this one restores.
+    outer: KeptContext,
 }
 
 impl ContextGuard {
-    /// Remembers what is current on this thread, if there is a driver.
     pub(super) fn begin() -> ContextGuard {
-        let mut before = ptr::null_mut();
-        let known = library::initialise().is_ok()
-            // SAFETY: the library is there, the pointer is to a live handle.
-            && succeed(unsafe { sys::cuCtxGetCurrent(&raw mut before) }).is_ok();
-        CURRENT.set(before);
-        ContextGuard { before: known.then_some(before) }
+        // The program may have changed its context since the last guard.
+        CURRENT.set(ptr::null_mut());
+        ContextGuard { outer: KEPT.replace(KeptContext::Current) }
     }
 }
 
 impl Drop for ContextGuard {
     fn drop(&mut self) {
-        if let Some(before) = self.before
+        if let KeptContext::Replaced(before) = KEPT.replace(self.outer)
             && CURRENT.get() != before
         {
-            // SAFETY: the context was current on this thread when the guard was made, or it is
-            // null. Failures are ignored.
+            // SAFETY: the context was current on this thread under the guard, or it is null. Failures are ignored.
             unsafe { sys::cuCtxSetCurrent(before) };
-            CURRENT.set(before);
         }
+        CURRENT.set(ptr::null_mut());
     }
 }
 
@@ -352,7 +362,18 @@ pub(super) fn succeed(code: CUresult) -> Result<(), CUresult> {
     if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(code) }
 }
 
+#[cold]
 fn make_current(handle: sys::CUcontext) -> Result<(), CUresult> {
+    if let KeptContext::Current = KEPT.get() {
+        let mut before = ptr::null_mut();
+        // SAFETY: the pointer is to a live handle.
+        succeed(unsafe { sys::cuCtxGetCurrent(&raw mut before) })?;
+        KEPT.set(KeptContext::Replaced(before));
+        if before == handle {
+            CURRENT.set(handle);
+            return Ok(());
+        }
+    }
     // SAFETY: the context is retained, for the life of the process or until `PrimaryContext` makes
     // it no longer current.
     succeed(unsafe { sys::cuCtxSetCurrent(handle) })?;
