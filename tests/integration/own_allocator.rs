@@ -11,6 +11,7 @@ use oomph::{
     device::{
         Device,
         sim::{Profile, SimDevice},
+        wrap::LimitedDevice,
     },
     replay::{Observer, ReplayOptions, replay},
     strategy::{EventSink, Setup, StrategySpec},
@@ -24,19 +25,21 @@ const THRIFTY: &str = "oomph:smallest_chunk:2MiB,largest_chunk:16MiB,growth_step
 
 /// Recordings on which the default reserves more than expandable segments, with the largest allowed
 /// difference in MiB.
-const ABOVE_EXPANDABLE: [(&str, u64); 2] = [("train_inplace", 52), ("varlen.seed2", 4)];
-/// Recordings on which the default takes more driver time than expandable segments, by the beginning of their names, with the
-/// largest allowed multiple in percent. Chunks are smaller where much is lost, and those of a repeated step are moved
-/// once: recordings of six steps pay for it, longer programs do not. The random programs repeat nothing.
-const SLOWER_THAN_EXPANDABLE: [(&str, u64); 9] = [
-    ("fuzz1", 245),
-    ("fuzz2", 480),
-    ("infer_kv", 102),
-    ("leak_cycle", 115),
+const ABOVE_EXPANDABLE: [(&str, u64); 2] = [("train_inplace", 52), ("train_zero_fill", 4)];
+/// The first gigabyte of a program is in smaller chunks, so that small programs lose little in chunks that are partly in use. That
+/// costs every program this much driver time at most, once.
+const SMALL_CHUNKS_NS: u64 = 4_000_000;
+/// Recordings on which the default takes more driver time than expandable segments even without that, by the beginning of
+/// their names, with the largest allowed multiple in percent. Chunks are smaller where much is lost, and those of a repeated
+/// step are moved once: recordings of six steps pay for it, longer programs do not. The random programs repeat nothing.
+const SLOWER_THAN_EXPANDABLE: [(&str, u64); 8] = [
+    ("fuzz1", 290),
+    ("fuzz2", 630),
     ("streams", 122),
-    ("train_ckpt_amp", 200),
-    ("train_ckpt", 190),
-    ("train_offload", 122),
+    ("train_amp", 145),
+    ("train_ckpt_amp", 230),
+    ("train_ckpt", 200),
+    ("train_offload", 135),
     ("train_sgd", 135),
 ];
 /// Training recordings on which the default exceeds the target above the peak, with the largest
@@ -105,7 +108,8 @@ fn oomph_beats_expandable_segments() {
         let (own, expandable) = (outcome(trace, OWN), outcome(trace, EXPANDABLE));
         let mut wrong = Vec::new();
         let slower = SLOWER_THAN_EXPANDABLE.iter().find(|(exception, _)| name.starts_with(exception));
-        if own.driver_ns * 100 >= expandable.driver_ns * slower.map_or(100, |&(_, percent)| percent) {
+        let usual_ns = own.driver_ns.saturating_sub(SMALL_CHUNKS_NS);
+        if usual_ns * 100 >= expandable.driver_ns * slower.map_or(100, |&(_, percent)| percent) {
             wrong
                 .push(format!("{} ns in the driver, {} with expandable segments", own.driver_ns, expandable.driver_ns));
         }
@@ -119,6 +123,24 @@ fn oomph_beats_expandable_segments() {
             wrong.push(format!("{above} bytes above the peak of {}", own.peak_active));
         }
         wrong
+    });
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Where the limit decides, chunks are small, so that little is lost in those that are partly in use.
+#[test]
+fn oomph_completes_under_small_limits() {
+    let wrong = complaints(|name, trace| {
+        if !is_training_on_one_stream(name) {
+            return Vec::new();
+        }
+        let live = outcome(trace, OWN).peak_active;
+        let limit = live + live / 50;
+        let device = SimDevice::new(Profile::h200()).unwrap();
+        let mut device = LimitedDevice::to(limit, Box::new(device));
+        let mut strategy = StrategySpec::from(OWN).build(&Setup { props: device.props(), limit: None }).unwrap();
+        let outcome = replay(trace, &mut *strategy, &mut device, &ReplayOptions::default(), &mut Unwatched).unwrap();
+        if outcome.ooms == 0 { Vec::new() } else { vec![format!("out of memory under {limit} bytes for {live}")] }
     });
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -212,27 +212,60 @@ pub fn find_gap(neighbours: impl IntoIterator<Item = (u64, u64)>, bytes: u64, ch
     narrowest.map_or(floor, |(_, offset)| offset)
 }
 
-/// The offsets of blocks that come again after every `period`, and the bytes that all together need; `None` if the budget is
-/// spent before the first layout.
+/// Where a periodic block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeriodicPlace {
+    /// In the room of this number, at this offset.
+    Room(usize, u64),
+    /// Outside of all rooms, at this offset.
+    Outside(u64),
+}
+
+/// The places of blocks that come again after every `period`, and the bytes that are needed outside of the rooms; `None` if the
+/// budget is spent before the first layout.
 ///
-/// Each block goes to the lowest free offset, in several orders, and the lowest result is kept. For training steps the order
-/// by size is hard to improve on.
-pub fn pack_periodic(blocks: &[BlockLifetime], period: u32, budget: &mut PackingBudget) -> Option<(Vec<u64>, u64)> {
-    let bound = peak_live_bytes(blocks);
-    let mut placer = BlockPlacer::periodic(blocks, period);
+/// Each block goes to the first room with space for it, otherwise to the lowest free offset outside, in several orders, and the
+/// lowest result is kept. For training steps the order by size is hard to improve on.
+pub fn pack_periodic(
+    blocks: &[BlockLifetime],
+    period: u32,
+    rooms: &[u64],
+    budget: &mut PackingBudget,
+) -> Option<(Vec<PeriodicPlace>, u64)> {
+    let bound = peak_live_bytes(blocks).saturating_sub(rooms.iter().sum());
+    // The rooms are the lowest part of one range, with a wall after each: a block that never goes.
+    let walls = rooms.iter().map(|_| BlockLifetime { begin: 0, end: period, bytes: ROOM_WALL });
+    let all: Vec<BlockLifetime> = walls.chain(blocks.iter().copied()).collect();
+    let mut starts = vec![0];
+    starts.extend(rooms.iter().scan(0, |end, bytes| {
+        *end += bytes + ROOM_WALL;
+        Some(*end)
+    }));
+    let outside = starts[rooms.len()];
+    let mut placer = BlockPlacer::periodic(&all, period);
     let mut best: Option<(Vec<u64>, u64)> = None;
     for order in [PlacementOrder::Bytes, PlacementOrder::Area, PlacementOrder::Lifetime] {
-        if best.as_ref().is_some_and(|&(_, height)| height <= bound) {
+        if best.as_ref().is_some_and(|&(_, height)| height <= outside + bound) {
             break;
         }
         let ceiling = best.as_ref().map_or(u64::MAX, |(_, height)| height.saturating_sub(1));
         placer.clear();
-        if placer.place_all(&order.of(blocks), GapChoice::Lowest, ceiling, budget) == PlacementOutcome::Done {
-            best = Some((placer.offsets.clone(), placer.height()));
+        (0..rooms.len()).for_each(|room| placer.place(room, starts[room + 1] - ROOM_WALL));
+        let numbers: Vec<u32> = order.of(blocks).into_iter().map(|block| block + rooms.len() as u32).collect();
+        if placer.place_all(&numbers, GapChoice::Lowest, ceiling, budget) == PlacementOutcome::Done {
+            best = Some((placer.offsets[rooms.len()..].to_vec(), placer.height().max(outside)));
         }
     }
-    best
+    let (offsets, height) = best?;
+    let place = |offset: u64| match starts.partition_point(|&start| start <= offset) - 1 {
+        room if room < rooms.len() => PeriodicPlace::Room(room, offset - starts[room]),
+        _ => PeriodicPlace::Outside(offset - outside),
+    };
+    Some((offsets.into_iter().map(place).collect(), height - outside))
 }
+
+/// What separates rooms. Offsets in rooms and outside stay multiples of this, if all sizes are.
+const ROOM_WALL: u64 = 512;
 
 /// This many blocks share an entry of the lower index, and this many entries one of the upper.
 const FAN: usize = 32;
@@ -414,6 +447,8 @@ fn latest(ends: &[u32], entry: usize) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -422,5 +457,52 @@ mod tests {
         let blocks = [life(0, 1, 2), life(0, 9, 1), life(1, 5, 2), life(2, 3, 2)];
         assert_eq!(PlacementOrder::BytesBirth.of(&blocks), [0, 2, 3, 1]);
         assert_eq!(PlacementOrder::Bytes.of(&blocks), [2, 0, 3, 1]);
+    }
+
+    #[test]
+    fn rooms_are_used_before_new_memory() {
+        let life = |begin, end, bytes| BlockLifetime { begin, end, bytes };
+        let blocks = [life(0, 4, 5120), life(1, 3, 1024), life(2, 4, 1024), life(4, 6, 1024)];
+        let (places, height) = pack_periodic(&blocks, 8, &[1536, 1024], &mut PackingBudget::QUICK).unwrap();
+        let expected = [
+            PeriodicPlace::Outside(0),
+            PeriodicPlace::Room(0, 0),
+            PeriodicPlace::Room(1, 0),
+            PeriodicPlace::Room(0, 0),
+        ];
+        assert_eq!((places, height), (expected.to_vec(), 5120));
+    }
+
+    proptest! {
+        #[test]
+        fn periodic_blocks_are_apart_and_in_their_rooms(
+            lives in prop::collection::vec((0u32..40, 1u32..=40, 1u64..30), 1..40),
+            rooms in prop::collection::vec(1u64..40, 0..4),
+        ) {
+            const PERIOD: u32 = 40;
+            let mut blocks: Vec<BlockLifetime> = lives
+                .into_iter()
+                .map(|(begin, life, quanta)| BlockLifetime { begin, end: begin + life, bytes: 512 * quanta })
+                .collect();
+            blocks.sort_by_key(|block| block.begin);
+            let rooms: Vec<u64> = rooms.into_iter().map(|quanta| 512 * quanta).collect();
+            let (places, height) = pack_periodic(&blocks, PERIOD, &rooms, &mut PackingBudget::QUICK).unwrap();
+            let range = |index: usize| match places[index] {
+                PeriodicPlace::Room(room, offset) => (room, offset, offset + blocks[index].bytes),
+                PeriodicPlace::Outside(offset) => (rooms.len(), offset, offset + blocks[index].bytes),
+            };
+            for one in 0..blocks.len() {
+                let (room, low, high) = range(one);
+                prop_assert!(high <= rooms.get(room).copied().unwrap_or(height));
+                for other in 0..one {
+                    let (other_room, other_low, other_high) = range(other);
+                    let later = |block: &BlockLifetime| BlockLifetime { begin: block.begin + PERIOD, end: block.end + PERIOD, ..*block };
+                    let meets = blocks[one].meets(&blocks[other])
+                        || later(&blocks[one]).meets(&blocks[other])
+                        || blocks[one].meets(&later(&blocks[other]));
+                    prop_assert!(!meets || room != other_room || high <= other_low || other_high <= low);
+                }
+            }
+        }
     }
 }

@@ -30,7 +30,7 @@ use std::collections::{BTreeMap, VecDeque};
 use self::{
     mapping::ChunkMapping,
     size_classes::{BEST_TRIES, PageClasses, QUANTUM},
-    steps::{PlannedRange, StepHistory, StepPlan},
+    steps::{StepHistory, StepPlan},
 };
 use super::{
     Attempt, Block, BlockView, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome, Parameter,
@@ -150,6 +150,9 @@ fn build(parameters: &str, setup: &Setup<'_>) -> Built {
     Ok(Box::new(OomphAllocator::new(settings, setup.props.total_bytes, setup.props.granularity_bytes)))
 }
 
+/// The note of a block in the memory of a plan. There are fewer slots.
+const PLANNED: u32 = NONE - 1;
+
 /// The free blocks of one stream.
 #[derive(Clone, Debug, Default)]
 struct StreamFreeLists {
@@ -179,8 +182,8 @@ struct OomphCounters {
 
 /// This project's own allocator, for one device.
 ///
-/// The `note` of a block is the slot of the slab that a small block was cut from, or [`NONE`]; the `region` of a live large
-/// block is its number in the history, or [`NONE`].
+/// The `note` of a block is the slot of the slab that a small block was cut from, [`PLANNED`] in the memory of a plan, or [`NONE`];
+/// the `region` of a live large block is its number in the history, or [`NONE`].
 #[derive(Clone, Debug)]
 struct OomphAllocator {
     settings: OomphSettings,
@@ -203,8 +206,8 @@ struct OomphAllocator {
     history: StepHistory,
     /// The step that the program repeats.
     plan: Option<StepPlan>,
-    /// The addresses of the plan, and the free blocks there.
-    planned: PlannedRange,
+    /// Whether the plan has its memory, and the free blocks of that memory, by address.
+    is_placed: bool,
     planned_free: BTreeMap<u64, u32>,
     /// Requests that made memory grow since the plan was placed.
     beside_plan: u64,
@@ -214,7 +217,12 @@ struct OomphAllocator {
 
 #[inline]
 fn is_small(piece: &MemoryPiece) -> bool {
-    piece.note != NONE
+    piece.note != NONE && piece.note != PLANNED
+}
+
+#[inline]
+fn is_planned(piece: &MemoryPiece) -> bool {
+    piece.note == PLANNED
 }
 
 impl OomphAllocator {
@@ -233,7 +241,7 @@ impl OomphAllocator {
             postponed: VecDeque::new(),
             history: StepHistory::default(),
             plan: None,
-            planned: PlannedRange::default(),
+            is_placed: false,
             planned_free: BTreeMap::new(),
             beside_plan: 0,
             counters: OomphCounters::default(),

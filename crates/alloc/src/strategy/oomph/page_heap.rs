@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::{FoundBlock, OomphAllocator, StreamFreeLists, is_small, size_classes::PageClasses};
+use super::{FoundBlock, OomphAllocator, StreamFreeLists, is_planned, is_small, size_classes::PageClasses};
 use crate::device::DeviceError;
 use crate::strategy::{
     Context, StrategyError, StrategyEvent,
@@ -25,7 +25,7 @@ const RANGE_PER_DEVICE: u64 = 4;
 const RANGES_IN_PLACE: u64 = 16;
 
 /// Chunks are halved at each of these percentages of free memory that cannot be moved.
-const LOST_PERCENT: [u64; 3] = [1, 2, 4];
+const LOST_PERCENT: [u64; 3] = [2, 4, 8];
 
 /// A chunk is at most this part of reserved memory, but not smaller than [`SMALL_CHUNK`] for that reason: a small program
 /// loses more in chunks that are partly in use.
@@ -133,7 +133,7 @@ impl OomphAllocator {
     /// `None` if the device has no more.
     pub(super) fn find_in_pages(&mut self, cx: &mut Context<'_>, stream: StreamId, bytes: u64) -> FoundBlock {
         let found = self.find_outside_plan(cx, stream, bytes)?;
-        if found.is_some() || self.planned.is_empty() {
+        if found.is_some() || !self.is_placed {
             return Ok(found);
         }
         self.give_up_plan(cx)?;
@@ -330,8 +330,7 @@ impl OomphAllocator {
             }
             self.insert_free(slot);
             let piece = &self.blocks[slot];
-            let joinable =
-                |&other: &u32| self.blocks.free_piece(other).is_some_and(|other| !self.planned.contains(other.address));
+            let joinable = |&other: &u32| self.blocks.free_piece(other).is_some_and(|other| !is_planned(other));
             match [piece.previous, piece.next].into_iter().find(joinable) {
                 Some(other) => joins = other,
                 None => return Ok(None),
@@ -399,6 +398,20 @@ impl OomphAllocator {
         candidates.collect()
     }
 
+    /// The parts of a stream's free blocks that are in chunks that are partly in use: they can serve requests, but not be moved.
+    pub(super) fn free_in_used_chunks(&self, runs: &[FreeRun], stream: StreamId) -> Vec<Range<u64>> {
+        let in_parts = mapped_parts(runs).flat_map(|parts| {
+            let (start, end) = (parts[0].start, parts[parts.len() - 1].end);
+            let mut chunks = self.mapping.chunks_within(start, end);
+            let first = chunks.next();
+            let last = chunks.next_back().or(first);
+            let free = first.map_or(end, |(low, _)| low)..last.map_or(end, |(low, chunk)| low + chunk.bytes);
+            let own = parts.iter().filter(move |part| part.stream == Some(stream));
+            own.flat_map(move |part| [part.start..part.end.min(free.start), part.start.max(free.end)..part.end])
+        });
+        in_parts.filter(|range| !range.is_empty()).collect()
+    }
+
     /// Unmaps free chunks, after all work on them is done. They are loose then.
     fn unmap_chunks(&mut self, cx: &mut Context<'_>, taken: &[FreeChunks]) -> Result<(), StrategyError> {
         let mut waited: Vec<StreamId> = Vec::new();
@@ -450,9 +463,8 @@ fn lists_of<'a>(free: &'a mut PerStream<StreamFreeLists>, piece: &MemoryPiece) -
 impl OomphAllocator {
     #[inline(always)]
     pub(super) fn insert_free(&mut self, slot: u32) {
-        let address = self.blocks[slot].address;
-        if self.planned.contains(address) {
-            self.planned_free.insert(address, slot);
+        if is_planned(&self.blocks[slot]) {
+            self.planned_free.insert(self.blocks[slot].address, slot);
             return;
         }
         lists_of(&mut self.free, &self.blocks[slot]).insert(&mut self.blocks, slot);
@@ -460,9 +472,8 @@ impl OomphAllocator {
 
     #[inline(always)]
     pub(super) fn remove_free(&mut self, slot: u32) {
-        let address = self.blocks[slot].address;
-        if self.planned.contains(address) {
-            self.planned_free.remove(&address);
+        if is_planned(&self.blocks[slot]) {
+            self.planned_free.remove(&self.blocks[slot].address);
             return;
         }
         lists_of(&mut self.free, &self.blocks[slot]).remove(&mut self.blocks, slot);
@@ -482,7 +493,7 @@ impl OomphAllocator {
     pub(super) fn free_block(&mut self, slot: u32) {
         self.blocks[slot].state = PieceState::Free;
         let address = self.blocks[slot].address;
-        if self.planned.contains(address) {
+        if is_planned(&self.blocks[slot]) {
             self.plan.iter_mut().for_each(|plan| plan.freed(address));
         }
         let merged = self.merge(slot);
@@ -504,16 +515,16 @@ impl OomphAllocator {
     /// returns its slot. In the memory of a plan streams do not matter: requests wait for those that they share memory with.
     #[inline(always)]
     pub(super) fn merge(&mut self, slot: u32) -> u32 {
-        let MemoryPiece { address, stream, .. } = self.blocks[slot];
-        let (planned, free, planned_free) = (self.planned, &mut self.free, &mut self.planned_free);
-        if planned.contains(address) {
+        let stream = self.blocks[slot].stream;
+        let (free, planned_free) = (&mut self.free, &mut self.planned_free);
+        if is_planned(&self.blocks[slot]) {
             let take_out = |blocks: &mut PieceTable, gone: u32| {
                 planned_free.remove(&blocks[gone].address);
             };
-            return self.blocks.join_free(slot, |piece| planned.contains(piece.address), take_out);
+            return self.blocks.join_free(slot, is_planned, take_out);
         }
         let take_out = |blocks: &mut PieceTable, gone| lists_of(free, &blocks[gone]).remove(blocks, gone);
-        self.blocks.join_free(slot, |piece| piece.stream == stream && !planned.contains(piece.address), take_out)
+        self.blocks.join_free(slot, |piece| piece.stream == stream && !is_planned(piece), take_out)
     }
 
     /// The part `low..high` of a free block was unmapped; the rest on either side stays free.

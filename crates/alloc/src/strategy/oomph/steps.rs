@@ -7,7 +7,7 @@
 //! - [`StepHistory`] keeps the large requests. When memory must be moved or must grow, it looks for a period: the same
 //!   requests, with the same bytes live, some requests ago.
 //! - [`StepPlan`] follows the requests of the step. Where the fewest of its blocks are live, chunks are moved once to a
-//!   range of addresses, and from then on every request of the step has its address there. Steps make no driver
+//!   range of addresses, and from then on every request of the step has its address there, or in free memory that cannot be moved. Steps make no driver
 //!   call, except where memory passes from stream to stream.
 //!
 //! The places of a plan are proposals. A request that is not in the plan, or whose place is not free, is served by the
@@ -19,13 +19,13 @@ use std::{
 };
 
 use super::{
-    OomphAllocator,
+    OomphAllocator, PLANNED, is_planned,
     page_heap::{FreeChunks, choose_chunks},
 };
-use crate::strategy::{Context, StrategyError};
+use crate::strategy::{Context, StrategyError, pooled::NONE};
 use oomph_base::{
-    StreamId,
-    packing::{BlockLifetime, PackingBudget, pack_periodic},
+    MIB, StreamId,
+    packing::{BlockLifetime, PackingBudget, PeriodicPlace, pack_periodic},
     round_up,
 };
 
@@ -55,6 +55,8 @@ const ALLOWED_PER_REFUSAL: u64 = 10;
 const MOST_ALLOWED: u64 = 40;
 /// If streams of their own need no more than this, memory does not pass from stream to stream: that makes them wait.
 const WORTH_SHARING: u64 = 30;
+/// Free memory that cannot be moved has places of the plan too, in pieces of at least this size. Slabs and other requests need the rest.
+const SMALLEST_ROOM: u64 = 4 * MIB;
 /// The work for the packing of a step, in units of one to three nanoseconds.
 const PACKING_STEPS: u64 = 200_000_000;
 
@@ -329,21 +331,26 @@ impl StepPlan {
         unplanned.map(|request| request.shape.1).sum()
     }
 
-    /// Places all blocks from `base` on and returns the end. If `shared`, memory passes from stream to stream.
-    fn place(&mut self, base: u64, shared: bool) -> Option<u64> {
+    /// Places all blocks in `rooms` and from `base` on, and returns the end. If `shared`, memory passes from stream to stream.
+    /// Only one stream can have rooms.
+    fn place(&mut self, base: u64, shared: bool, rooms: &[Range<u64>]) -> Option<u64> {
         let (numbers, blocks) = self.planned();
         let mut groups: BTreeMap<StreamId, Vec<usize>> = BTreeMap::new();
         for (place, &number) in numbers.iter().enumerate() {
             let stream = if shared { StreamId::DEFAULT } else { self.requests[number].shape.0 };
             groups.entry(stream).or_default().push(place);
         }
+        let room_bytes: Vec<u64> = rooms.iter().map(|room| room.end - room.start).collect();
         let mut end = base;
         let mut budget = PackingBudget::of_steps(PACKING_STEPS);
         for group in groups.into_values() {
             let members: Vec<BlockLifetime> = group.iter().map(|&place| blocks[place]).collect();
-            let (offsets, height) = pack_periodic(&members, self.period, &mut budget)?;
-            for (place, offset) in group.into_iter().zip(offsets) {
-                self.requests[numbers[place]].address = Some(end + offset);
+            let (places, height) = pack_periodic(&members, self.period, &room_bytes, &mut budget)?;
+            for (member, place) in group.into_iter().zip(places) {
+                self.requests[numbers[member]].address = Some(match place {
+                    PeriodicPlace::Room(room, offset) => rooms[room].start + offset,
+                    PeriodicPlace::Outside(offset) => end + offset,
+                });
             }
             end += height;
         }
@@ -431,24 +438,6 @@ impl StepPlan {
     }
 }
 
-/// The addresses of a plan.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct PlannedRange {
-    start: u64,
-    bytes: u64,
-}
-
-impl PlannedRange {
-    #[inline(always)]
-    pub(super) const fn contains(self, address: u64) -> bool {
-        address.wrapping_sub(self.start) < self.bytes
-    }
-
-    pub(super) const fn is_empty(self) -> bool {
-        self.bytes == 0
-    }
-}
-
 /// The memory of a plan. Its free blocks are in no list, so other requests do not find them.
 impl OomphAllocator {
     /// A stream is going to be captured, and its events cannot be waited for then.
@@ -461,7 +450,7 @@ impl OomphAllocator {
 
     /// Whether a request may grow memory while there is a plan: within the slack, and slabs up to a share of what is live.
     pub(super) fn may_grow_beside_plan(&mut self, bytes: u64) -> bool {
-        if self.planned.is_empty() || self.may_grow(bytes) {
+        if !self.is_placed || self.may_grow(bytes) {
             return true;
         }
         self.beside_plan += bytes;
@@ -483,12 +472,12 @@ impl OomphAllocator {
     ) -> Result<Option<u32>, StrategyError> {
         let Some(plan) = &mut self.plan else { return Ok(None) };
         let followed = plan.follow(shape);
-        if plan.has_failed(!self.planned.is_empty()) {
+        if plan.has_failed(self.is_placed) {
             self.give_up_plan(cx)?;
             return Ok(None);
         }
         let Some(number) = followed else { return Ok(None) };
-        if number == plan.turn && self.planned.is_empty() && !self.place_step(cx)? {
+        if number == plan.turn && !self.is_placed && !self.place_step(cx)? {
             self.plan = None;
             return Ok(None);
         }
@@ -538,13 +527,19 @@ impl OomphAllocator {
         // What the plan does not place needs memory too.
         let free_bytes = free.iter().map(FreeChunks::bytes).sum::<u64>().saturating_sub(plan.unplanned_bytes());
         let live = self.stats.peak.active;
-        let new_bytes = |plan: &mut StepPlan, shared: bool| {
-            let end = plan.place(gap.start, shared)?;
+        let new_bytes = |plan: &mut StepPlan, shared: bool, rooms: &[Range<u64>]| {
+            let end = plan.place(gap.start, shared, rooms)?;
             Some((end - gap.start, round_up(end - gap.start, self.page).saturating_sub(free_bytes)))
         };
-        let mut needed = new_bytes(&mut plan, false);
-        if plan.has_streams() && needed.is_some_and(|(_, new)| new > live / 1000 * WORTH_SHARING) {
-            needed = new_bytes(&mut plan, true);
+        let (mut needed, mut rooms) = (new_bytes(&mut plan, false, &[]), Vec::new());
+        if plan.has_streams() {
+            if needed.is_some_and(|(_, new)| new > live / 1000 * WORTH_SHARING) {
+                needed = new_bytes(&mut plan, true, &[]);
+            }
+        } else if needed.is_some_and(|(_, new)| new > 0) {
+            rooms = self.free_in_used_chunks(&runs, plan.requests[0].shape.0);
+            rooms.retain(|room| room.end - room.start >= SMALLEST_ROOM);
+            needed = new_bytes(&mut plan, false, &rooms);
         }
         let allowed = self.history.allowed(live);
         // Counted as a refusal whatever happens from here on: a failing call would happen again in the next step.
@@ -557,12 +552,17 @@ impl OomphAllocator {
         if bytes > moved && !self.create(cx, bytes - moved, room - moved)? {
             return Ok(false);
         }
-        let slot = self.map_chunks(cx, taken, gap.start, plan.requests[0].shape.0)?;
-        // It was merged with free memory before it, and chunks may reach further.
-        let slot = self.take_at(slot, gap.start);
-        self.cut_off(slot, bytes);
-        self.planned = PlannedRange { start: gap.start, bytes };
-        self.insert_free(slot);
+        let stream = plan.requests[0].shape.0;
+        if bytes > 0 {
+            let slot = self.map_chunks(cx, taken, gap.start, stream)?;
+            self.give_to_plan(slot, gap.start..gap.start + bytes);
+        }
+        for room in rooms {
+            if let Some(slot) = self.free_block_around(stream, &room) {
+                self.give_to_plan(slot, room);
+            }
+        }
+        self.is_placed = true;
         (plan.misses, plan.followed) = (0, 0);
         self.plan = Some(plan);
         self.beside_plan = 0;
@@ -571,12 +571,28 @@ impl OomphAllocator {
         Ok(true)
     }
 
+    /// The free block of the stream that has these addresses; it is in a list.
+    fn free_block_around(&self, stream: StreamId, range: &Range<u64>) -> Option<u32> {
+        let mut free = self.free.get(stream)?.pages.iter(&self.blocks);
+        free.find(|&slot| self.blocks[slot].address <= range.start && range.end <= self.blocks[slot].end())
+    }
+
+    /// Makes a part of a free block that is in a list memory of the plan.
+    fn give_to_plan(&mut self, slot: u32, range: Range<u64>) {
+        // The block was merged with free memory before it, and chunks may reach further.
+        let slot = self.take_at(slot, range.start);
+        self.cut_off(slot, range.end - range.start);
+        self.blocks[slot].note = PLANNED;
+        let merged = self.merge(slot);
+        self.insert_free(merged);
+    }
+
     /// Gives up the plan: its memory serves all requests.
     #[cold]
     pub(super) fn give_up_plan(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         let Some(plan) = &self.plan else { return Ok(()) };
         // A plan of several streams is given up before a stream is captured (`prepare_capture`).
-        if !self.planned.is_empty() && plan.has_streams() {
+        if self.is_placed && plan.has_streams() {
             // Free blocks of the plan were joined whatever streams used them.
             let streams: BTreeSet<StreamId> = plan.requests.iter().map(|request| request.shape.0).collect();
             for (&waits, &other) in streams.iter().flat_map(|waits| streams.iter().map(move |other| (waits, other))) {
@@ -586,9 +602,12 @@ impl OomphAllocator {
             }
         }
         let Some(plan) = self.plan.take() else { return Ok(()) };
-        self.history.failed(plan.requests.len() as u64, if self.planned.is_empty() { 0 } else { plan.followed });
-        self.counters.plans_given_up += u64::from(!self.planned.is_empty());
-        self.planned = PlannedRange::default();
+        self.history.failed(plan.requests.len() as u64, if self.is_placed { plan.followed } else { 0 });
+        self.counters.plans_given_up += u64::from(self.is_placed);
+        self.is_placed = false;
+        let planned: Vec<u32> =
+            self.blocks.iter().filter(|(_, piece)| is_planned(piece)).map(|(slot, _)| slot).collect();
+        planned.into_iter().for_each(|slot| self.blocks[slot].note = NONE);
         for slot in std::mem::take(&mut self.planned_free).into_values() {
             let merged = self.merge(slot);
             self.insert_free(merged);
@@ -600,6 +619,48 @@ impl OomphAllocator {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::strategy::{
+        Attempt, Block, Caller, Request, Silent, Strategy, oomph::OomphSettings, test_device::simulated,
+    };
+    use oomph_base::{GIB, SiteId, ThreadId};
+
+    /// Chunks that are partly in use have free memory, too: the plan takes no new memory for what fits there.
+    #[test]
+    fn a_plan_uses_free_memory_that_cannot_be_moved() {
+        let mut device = simulated(64 * GIB);
+        let (settings, page) = (OomphSettings::read("").unwrap(), device.props().granularity_bytes);
+        let mut strategy = OomphAllocator::new(settings, 64 * GIB, page);
+        let mut cx = Context { device: &mut *device, sink: &mut Silent };
+        let alloc = |strategy: &mut OomphAllocator, cx: &mut Context<'_>, mebibytes: u64| -> Block {
+            let request =
+                Request { bytes: mebibytes * MIB, stream: StreamId::DEFAULT, thread: ThreadId(0), site: SiteId(0) };
+            let Attempt::Served(block, _) = strategy.alloc(cx, &request).unwrap() else { panic!("out of memory") };
+            block
+        };
+        let blocks: Vec<Block> = (0..8).map(|_| alloc(&mut strategy, &mut cx, 5)).collect();
+        let large = alloc(&mut strategy, &mut cx, 30);
+        let free = blocks.iter().step_by(2).chain([&large]);
+        free.for_each(|&block| assert!(strategy.free(&mut cx, block, Caller::default()).is_ok()));
+
+        let request = |mebibytes: u64, begin: u32, end: u32| PlannedRequest {
+            shape: (StreamId::DEFAULT, mebibytes * MIB),
+            lifetime: Some((begin, end)),
+            address: None,
+            shares_with: Vec::new(),
+            freed: 0,
+        };
+        strategy.plan = Some(StepPlan::new(vec![request(30, 0, 6), request(5, 1, 3), request(5, 2, 4)], 7));
+        let before = (strategy.stats.current.reserved, strategy.counters.chunks_created);
+        assert!(strategy.place_step(&mut cx).unwrap());
+        assert_eq!((strategy.stats.current.reserved, strategy.counters.chunks_created), before);
+        let placed = [30, 5, 5].map(|mebibytes| alloc(&mut strategy, &mut cx, mebibytes).address);
+        let freed: Vec<_> = blocks.iter().step_by(2).map(|block| block.address).collect();
+        assert!(freed.contains(&placed[1]) && freed.contains(&placed[2]) && placed[1] != placed[2], "{placed:?}");
+        assert_eq!(strategy.plan.as_ref().map(|plan| plan.misses), Some(0));
+
+        strategy.close(&mut cx).unwrap();
+        assert_eq!(cx.device.held_bytes(), 0);
+    }
 
     #[test]
     fn a_stream_follows_what_the_other_has_waited_for() {

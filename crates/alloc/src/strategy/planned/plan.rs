@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use oomph_base::{
     StreamId,
-    packing::{BlockLifetime, PackingBudget, pack_periodic},
+    packing::{BlockLifetime, PackingBudget, PeriodicPlace, pack_periodic},
 };
 
 /// Steps are profiled up to this many requests; later ones are not planned.
@@ -185,7 +185,12 @@ impl StepPlan {
 
 /// The offsets of blocks that come again after every period, and the bytes that all together need.
 fn pack(blocks: &[BlockLifetime], period: u32) -> (Vec<u64>, u64) {
-    pack_periodic(blocks, period, &mut PackingBudget::of_steps(u64::MAX)).unwrap_or_default()
+    let packed = pack_periodic(blocks, period, &[], &mut PackingBudget::of_steps(u64::MAX));
+    let (places, height) = packed.unwrap_or_default();
+    let offset = |place| match place {
+        PeriodicPlace::Room(_, offset) | PeriodicPlace::Outside(offset) => offset,
+    };
+    (places.into_iter().map(offset).collect(), height)
 }
 
 #[cfg(test)]
