@@ -16,7 +16,7 @@
 //!   mapped or unmapped in one call (`mapping`).
 //!
 //! The chunk size trades memory against driver time: a chunk can move only while all of it is free,
-//! and each chunk costs a call to create. Sizes and rounding are PyTorch's, multiples of 512 bytes.
+//! and each chunk costs a call to create. So chunks are smaller in small programs, under small limits and where much is lost. Sizes and rounding are PyTorch's, multiples of 512 bytes.
 
 mod mapping;
 mod page_heap;
@@ -68,7 +68,8 @@ const PARAMETERS: &[Parameter] = &[
         "smallest_chunk",
         AN_AMOUNT,
         "40MiB",
-        "smallest chunk of physical memory: small chunks save memory and cost driver calls",
+        "smallest chunk of physical memory where there is much memory and little of it is lost in chunks that are partly in use: \
+         small chunks save memory and cost driver calls",
     ),
     Parameter::text("largest_chunk", AN_AMOUNT, "40MiB", "largest chunk of physical memory"),
     Parameter::text("growth_step", AN_AMOUNT, "20MiB", "reserved memory grows by at least this"),
