@@ -463,7 +463,8 @@ mod tests {
     fn rooms_are_used_before_new_memory() {
         let life = |begin, end, bytes| BlockLifetime { begin, end, bytes };
         let blocks = [life(0, 4, 5120), life(1, 3, 1024), life(2, 4, 1024), life(4, 6, 1024)];
-        let (places, height) = pack_periodic(&blocks, 8, &[1536, 1024], &mut PackingBudget::QUICK).unwrap();
+        let (places, height) =
+            pack_periodic(&blocks, 8, &[1536, 1024], &mut PackingBudget::of_steps(u64::MAX)).unwrap();
         let expected = [
             PeriodicPlace::Outside(0),
             PeriodicPlace::Room(0, 0),
@@ -486,7 +487,7 @@ mod tests {
                 .collect();
             blocks.sort_by_key(|block| block.begin);
             let rooms: Vec<u64> = rooms.into_iter().map(|quanta| 512 * quanta).collect();
-            let (places, height) = pack_periodic(&blocks, PERIOD, &rooms, &mut PackingBudget::QUICK).unwrap();
+            let (places, height) = pack_periodic(&blocks, PERIOD, &rooms, &mut PackingBudget::of_steps(u64::MAX)).unwrap();
             let range = |index: usize| match places[index] {
                 PeriodicPlace::Room(room, offset) => (room, offset, offset + blocks[index].bytes),
                 PeriodicPlace::Outside(offset) => (rooms.len(), offset, offset + blocks[index].bytes),
