@@ -108,8 +108,8 @@ fn oomph_beats_expandable_segments() {
         let (own, expandable) = (outcome(trace, OWN), outcome(trace, EXPANDABLE));
         let mut wrong = Vec::new();
         let slower = SLOWER_THAN_EXPANDABLE.iter().find(|(exception, _)| name.starts_with(exception));
-        let usual_ns = own.driver_ns.saturating_sub(SMALL_CHUNKS_NS);
-        if usual_ns * 100 >= expandable.driver_ns * slower.map_or(100, |&(_, percent)| percent) {
+        let ns_without_small_chunks = own.driver_ns.saturating_sub(SMALL_CHUNKS_NS);
+        if ns_without_small_chunks * 100 >= expandable.driver_ns * slower.map_or(100, |&(_, percent)| percent) {
             wrong
                 .push(format!("{} ns in the driver, {} with expandable segments", own.driver_ns, expandable.driver_ns));
         }
@@ -138,7 +138,7 @@ fn oomph_completes_under_small_limits() {
         let limit = live + live / 50;
         let device = SimDevice::new(Profile::h200()).unwrap();
         let mut device = LimitedDevice::to(limit, Box::new(device));
-        let mut strategy = StrategySpec::from(OWN).build(&Setup { props: device.props(), limit: None }).unwrap();
+        let mut strategy = StrategySpec::from(OWN).build(&Setup { props: device.props(), limit: Some(limit) }).unwrap();
         let outcome = replay(trace, &mut *strategy, &mut device, &ReplayOptions::default(), &mut Unwatched).unwrap();
         if outcome.ooms == 0 { Vec::new() } else { vec![format!("out of memory under {limit} bytes for {live}")] }
     });

@@ -233,7 +233,7 @@ pub fn pack_periodic(
     budget: &mut PackingBudget,
 ) -> Option<(Vec<PeriodicPlace>, u64)> {
     let bound = peak_live_bytes(blocks).saturating_sub(rooms.iter().sum());
-    // The rooms are the lowest part of one range, with a wall after each: a block that never goes.
+    // The rooms are the lowest part of one range, with a wall after each: a block that is live all the time.
     let walls = rooms.iter().map(|_| BlockLifetime { begin: 0, end: period, bytes: ROOM_WALL });
     let all: Vec<BlockLifetime> = walls.chain(blocks.iter().copied()).collect();
     let mut starts = vec![0];
@@ -264,7 +264,7 @@ pub fn pack_periodic(
     Some((offsets.into_iter().map(place).collect(), height - outside))
 }
 
-/// What separates rooms. Offsets in rooms and outside stay multiples of this, if all sizes are.
+/// The size of the wall after each room. Offsets in rooms and outside stay multiples of this, if all sizes are.
 const ROOM_WALL: u64 = 512;
 
 /// This many blocks share an entry of the lower index, and this many entries one of the upper.

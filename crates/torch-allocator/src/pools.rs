@@ -107,9 +107,13 @@ impl Arenas {
             return self.default.alloc(cx, request);
         }
         let place = self.place_for(streams[request.stream.index()]);
+        // After an error they are summed up again.
+        let others = self.others.take();
         let mut attempt = self.at(place).alloc(cx, request)?;
         if matches!(attempt, Attempt::OutOfMemory(_)) && self.relieve(cx, streams)? {
             attempt = self.at(place).alloc(cx, request)?;
+        } else {
+            self.others = others;
         }
         self.count_after(place);
         Ok(attempt)
@@ -139,12 +143,14 @@ impl Arenas {
         address: Address,
         caller: Caller,
     ) -> Result<Freed, StrategyError> {
+        let others = self.others.take();
         for place in 0..self.pools.len() {
             let arena = &mut self.pools[place];
             match arena.strategy.free_by_address(cx, address, caller) {
                 Err(StrategyError::UnknownBlock { .. }) => {}
                 Ok(freed) => {
                     let is_last = arena.users == 0 && arena.strategy.stats().live_blocks == 0;
+                    self.others = others;
                     self.count_after(Some(place));
                     if is_last {
                         self.give_back_released(cx)?;
@@ -268,6 +274,7 @@ impl Arenas {
         key: PoolKey,
         filter: RouteFilter,
     ) -> Result<(), ServiceError> {
+        self.others = None;
         if let Some(place) = self.find(key) {
             let arena = &mut self.pools[place];
             arena.users += 1;
@@ -337,6 +344,7 @@ impl Arenas {
             return Ok(());
         }
         cx.device.synchronize()?;
+        self.others = None;
         for arena in self.pools.iter_mut().filter(|arena| arena.users == 0) {
             if arena.strategy.stats().live_blocks == 0 {
                 let Stats { allocs, frees, retries, ooms, .. } = arena.strategy.stats();
@@ -355,7 +363,6 @@ impl Arenas {
     /// any. During a capture that is the default pool's, outside that of released pools.
     fn relieve(&mut self, cx: &mut Context<'_>, streams: StreamHandles<'_>) -> Result<bool, StrategyError> {
         let before = cx.device.held_bytes();
-        self.others = None;
         if self.routes.is_empty() {
             self.give_back_released(cx)?;
         } else {

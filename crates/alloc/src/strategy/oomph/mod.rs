@@ -40,7 +40,7 @@ use super::{
     pooled::{FreeLists, MemoryPiece, NONE, PerStream, PieceState, PieceTable, WaitEvent},
 };
 use crate::device::Capabilities;
-use oomph_base::{Address, GIB, StreamId, round_up};
+use oomph_base::{Address, GIB, MIB, StreamId, round_up};
 
 /// The registry's line.
 pub(super) const ENTRY: StrategyEntry = StrategyEntry {
@@ -87,7 +87,7 @@ struct OomphSettings {
     /// Rounded requests up to this are cut from slabs.
     small_limit: u64,
     slab_bytes: u64,
-    /// Growth is made of chunks a sixteenth of its size, but not below this.
+    /// Growth is made of chunks a sixteenth of its size, but not below this where there is much memory.
     smallest_chunk: u64,
     /// Nor above this.
     largest_chunk: u64,
@@ -148,10 +148,18 @@ impl OomphSettings {
 
 fn build(parameters: &str, setup: &Setup<'_>) -> Built {
     let settings = OomphSettings::read(parameters)?;
-    Ok(Box::new(OomphAllocator::new(settings, setup.props.total_bytes, setup.props.granularity_bytes)))
+    let mut allocator = OomphAllocator::new(settings, setup.props.total_bytes, setup.props.granularity_bytes);
+    allocator.limit = setup.limit;
+    Ok(Box::new(allocator))
 }
 
-/// The note of a block in the memory of a plan. There are fewer slots.
+/// A chunk is at most this part of the memory that the process can have: under a small limit, memory that is lost in chunks that are
+/// partly in use can make a program fail.
+const PART_OF_AVAILABLE: u64 = 1024;
+/// But not smaller than this for that reason: each chunk costs driver calls.
+const LEAST_CHUNK: u64 = 4 * MIB;
+
+/// The note of a block in the memory of a plan. No slot has this number.
 const PLANNED: u32 = NONE - 1;
 
 /// The free blocks of one stream.
@@ -191,6 +199,9 @@ struct OomphAllocator {
     /// The memory of the device, and the unit in which it can be mapped.
     device_bytes: u64,
     page: u64,
+    /// The most that the process may take, and that fraction of the device as the program sets it.
+    limit: Option<u64>,
+    fraction: f64,
     blocks: PieceTable,
     free: PerStream<StreamFreeLists>,
     /// Unmapped addresses, by address.
@@ -232,6 +243,8 @@ impl OomphAllocator {
             settings,
             device_bytes,
             page,
+            limit: None,
+            fraction: 1.0,
             blocks: PieceTable::default(),
             free: PerStream::default(),
             gaps: BTreeMap::new(),
@@ -248,6 +261,13 @@ impl OomphAllocator {
             counters: OomphCounters::default(),
             stats: Stats::default(),
         }
+    }
+
+    /// The largest chunk by the memory that the process can have.
+    fn largest_chunk(&self) -> u64 {
+        let part = (self.device_bytes as f64 * self.fraction) as u64;
+        let available = self.limit.unwrap_or(u64::MAX).min(part).min(self.device_bytes);
+        (available / PART_OF_AVAILABLE / self.page * self.page).max(LEAST_CHUNK)
     }
 
     /// Takes a free block of the stream.
@@ -475,6 +495,7 @@ impl Strategy for OomphAllocator {
             }
             Control::CaptureEnd => self.captures = self.captures.saturating_sub(1),
             Control::StayInPlace(stays) => self.in_place = stays,
+            Control::Fraction(fraction) => self.fraction = fraction,
             Control::TrimInCapture { capturing } if !self.in_place => self.release_cached(cx, capturing)?,
             _ => {}
         }
@@ -504,7 +525,8 @@ impl Strategy for OomphAllocator {
 
     fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         self.release_everything(cx)?;
-        *self = OomphAllocator::new(self.settings, self.device_bytes, self.page);
+        let new = OomphAllocator::new(self.settings, self.device_bytes, self.page);
+        *self = OomphAllocator { limit: self.limit, fraction: self.fraction, ..new };
         Ok(())
     }
 

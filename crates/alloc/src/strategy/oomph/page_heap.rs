@@ -32,10 +32,6 @@ const LOST_PERCENT: [u64; 3] = [2, 4, 8];
 const PART_OF_RESERVED: u64 = 64;
 const SMALL_CHUNK: u64 = 16 * MIB;
 
-/// A chunk is at most this part of the memory that the process can have. What is lost in chunks that are partly in use then decides
-/// whether a program completes under a small limit.
-const PART_OF_AVAILABLE: u64 = 1024;
-
 /// Neighbouring free blocks and gaps, in address order.
 pub(super) type FreeRun = Vec<RunPart>;
 
@@ -347,10 +343,9 @@ impl OomphAllocator {
 
     /// The size of new chunks: smaller ones where much free memory is in chunks that are partly in use, because those cannot be
     /// moved, and where there is little memory.
-    fn chunk_for(&self, cx: &Context<'_>, growth: u64) -> u64 {
+    fn chunk_for(&self, growth: u64) -> u64 {
         let reserved = self.stats.current.reserved;
-        let available = reserved.saturating_add(cx.device.free_bytes());
-        let most = (reserved / PART_OF_RESERVED).max(SMALL_CHUNK).min(available / PART_OF_AVAILABLE);
+        let most = ((reserved + growth) / PART_OF_RESERVED).max(SMALL_CHUNK).min(self.largest_chunk());
         let chunk = self.settings.chunk_for(growth, self.page).min(most);
         let movable: u64 = self.free_chunks(&self.runs(|_| true), (0, 0)).iter().map(FreeChunks::bytes).sum();
         let planned: u64 = self.planned_free.values().map(|&slot| self.blocks[slot].size).sum();
@@ -366,7 +361,7 @@ impl OomphAllocator {
         // The step is at most what is reserved already, so that a small program reserves little.
         let step = round_up(self.settings.growth_step.min(self.stats.current.reserved), self.page);
         let generous = bytes.max(step).min(room);
-        let largest = self.chunk_for(cx, bytes);
+        let largest = self.chunk_for(bytes);
         for amount in [generous, bytes] {
             let mut rest = amount;
             while rest > 0 {
@@ -405,9 +400,9 @@ impl OomphAllocator {
             let mut chunks = self.mapping.chunks_within(start, end);
             let first = chunks.next();
             let last = chunks.next_back().or(first);
-            let free = first.map_or(end, |(low, _)| low)..last.map_or(end, |(low, chunk)| low + chunk.bytes);
+            let movable = first.map_or(end, |(low, _)| low)..last.map_or(end, |(low, chunk)| low + chunk.bytes);
             let own = parts.iter().filter(move |part| part.stream == Some(stream));
-            own.flat_map(move |part| [part.start..part.end.min(free.start), part.start.max(free.end)..part.end])
+            own.flat_map(move |part| [part.start..part.end.min(movable.start), part.start.max(movable.end)..part.end])
         });
         in_parts.filter(|range| !range.is_empty()).collect()
     }
@@ -494,7 +489,7 @@ impl OomphAllocator {
         self.blocks[slot].state = PieceState::Free;
         let address = self.blocks[slot].address;
         if is_planned(&self.blocks[slot]) {
-            self.plan.iter_mut().for_each(|plan| plan.freed(address));
+            self.plan.iter_mut().for_each(|plan| plan.note_free(address));
         }
         let merged = self.merge(slot);
         self.insert_free(merged);

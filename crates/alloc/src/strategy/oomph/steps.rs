@@ -55,7 +55,7 @@ const ALLOWED_PER_REFUSAL: u64 = 10;
 const MOST_ALLOWED: u64 = 40;
 /// If streams of their own need no more than this, memory does not pass from stream to stream: that makes them wait.
 const WORTH_SHARING: u64 = 30;
-/// Free memory that cannot be moved has places of the plan too, in pieces of at least this size. Slabs and other requests need the rest.
+/// A plan also places blocks in free parts of chunks that are partly in use, if they have at least this size. Slabs need the rest.
 const SMALLEST_ROOM: u64 = 4 * MIB;
 /// The work for the packing of a step, in units of one to three nanoseconds.
 const PACKING_STEPS: u64 = 200_000_000;
@@ -176,7 +176,7 @@ impl StepHistory {
         };
         let request = |index| {
             let (shape, lifetime) = (self.at(index).shape, lifetime(index));
-            PlannedRequest { shape, lifetime, address: None, shares_with: Vec::new(), freed: 0 }
+            PlannedRequest { shape, lifetime, address: None, shares_with: BTreeMap::new(), last_free: 0 }
         };
         StepPlan::new((first..=newest).map(request).collect(), length as u32)
     }
@@ -218,10 +218,10 @@ struct PlannedRequest {
     /// stream uses.
     lifetime: Option<(u32, u32)>,
     address: Option<u64>,
-    /// The requests of other streams that use some of the same memory.
-    shares_with: Vec<usize>,
-    /// How often its stream had freed memory of the plan when this block was last freed, that free included.
-    freed: u64,
+    /// The requests that use some of the same memory, by stream, without those of its own stream.
+    shares_with: BTreeMap<StreamId, Vec<usize>>,
+    /// The number of its last free among its stream's frees of planned memory; 0 if there was none.
+    last_free: u64,
 }
 
 /// The requests of a step in order, and the position of the program in it.
@@ -238,8 +238,8 @@ pub(super) struct StepPlan {
     /// Requests since the last count of misses began, and since the plan was made or placed.
     counted: usize,
     followed: u64,
-    /// If memory passes from stream to stream, how it does.
-    passing: Option<StreamOrder>,
+    /// Set if streams share memory.
+    stream_order: Option<StreamOrder>,
 }
 
 /// Which frees of memory of a plan the streams have waited for.
@@ -247,7 +247,7 @@ pub(super) struct StepPlan {
 struct StreamOrder {
     /// How often each stream freed memory of the plan.
     frees: BTreeMap<StreamId, u64>,
-    /// After how many frees of the second stream all later work of the first comes.
+    /// `(a, b)`: all later work of `a` runs after this many frees of `b`.
     follows: BTreeMap<(StreamId, StreamId), u64>,
     /// The live blocks of the plan: the number of the request, by address.
     live: BTreeMap<u64, usize>,
@@ -263,7 +263,7 @@ impl StreamOrder {
     }
 
     /// A stream waits for all work of another one, and so for what that one has waited for.
-    fn waited(&mut self, stream: StreamId, other: StreamId) {
+    fn note_wait(&mut self, stream: StreamId, other: StreamId) {
         self.follows.insert((stream, other), self.frees_of(other));
         let third: Vec<(StreamId, u64)> = self
             .follows
@@ -280,7 +280,7 @@ impl StreamOrder {
 impl StepPlan {
     fn new(requests: Vec<PlannedRequest>, period: u32) -> StepPlan {
         let (misses, counted, followed) = (0, 0, 0);
-        let mut plan = StepPlan { requests, period, turn: 0, next: 0, misses, counted, followed, passing: None };
+        let mut plan = StepPlan { requests, period, turn: 0, next: 0, misses, counted, followed, stream_order: None };
         plan.turn = plan.emptiest();
         plan
     }
@@ -343,6 +343,10 @@ impl StepPlan {
         let room_bytes: Vec<u64> = rooms.iter().map(|room| room.end - room.start).collect();
         let mut end = base;
         let mut budget = PackingBudget::of_steps(PACKING_STEPS);
+        // For `find_sharing`.
+        if shared && !budget.spend((blocks.len() as u64).pow(2)) {
+            return None;
+        }
         for group in groups.into_values() {
             let members: Vec<BlockLifetime> = group.iter().map(|&place| blocks[place]).collect();
             let (places, height) = pack_periodic(&members, self.period, &room_bytes, &mut budget)?;
@@ -354,10 +358,9 @@ impl StepPlan {
             }
             end += height;
         }
-        self.passing = None;
+        self.stream_order = shared.then(StreamOrder::default);
         if shared {
-            budget.spend((blocks.len() as u64).pow(2)).then(|| self.find_sharing())?;
-            self.passing = Some(StreamOrder::default());
+            self.find_sharing();
         }
         Some(end)
     }
@@ -370,11 +373,24 @@ impl StepPlan {
         };
         let places: Vec<(Range<u64>, StreamId, usize)> = self.requests.iter().enumerate().filter_map(place).collect();
         for (range, stream, number) in &places {
-            let meets = |(other, user, _): &&(Range<u64>, StreamId, usize)| {
-                user != stream && other.start < range.end && range.start < other.end
-            };
-            self.requests[*number].shares_with = places.iter().filter(meets).map(|&(.., other)| other).collect();
+            let mut sharing: BTreeMap<StreamId, Vec<usize>> = BTreeMap::new();
+            for (other, user, sharer) in &places {
+                if user != stream && other.start < range.end && range.start < other.end {
+                    sharing.entry(*user).or_default().push(*sharer);
+                }
+            }
+            let request = &mut self.requests[*number];
+            (request.shares_with, request.last_free) = (sharing, 0);
         }
+    }
+
+    /// Drops rooms in which no block has its place, and the ends of the others that no block reaches.
+    fn trim_rooms(&self, rooms: &mut Vec<Range<u64>>) {
+        for room in rooms.iter_mut() {
+            let placed = self.requests.iter().filter_map(|request| Some(request.address? + request.shape.1));
+            room.end = placed.filter(|end| room.start < *end && *end <= room.end).max().unwrap_or(room.start);
+        }
+        rooms.retain(|room| !room.is_empty());
     }
 
     fn has_streams(&self) -> bool {
@@ -408,33 +424,35 @@ impl StepPlan {
     /// A stream that must be waited for before a request gets its place: one that freed some of that memory since the stream of
     /// the request last waited for it.
     fn due_wait(&self, number: usize) -> Option<StreamId> {
-        let order = self.passing.as_ref()?;
+        let order = self.stream_order.as_ref()?;
         let request = &self.requests[number];
-        let mut others = request.shares_with.iter().map(|&other| &self.requests[other]);
-        let due = others.find(|other| other.freed > order.follows(request.shape.0, other.shape.0))?;
-        Some(due.shape.0)
+        let is_due = |(other, sharing): &(&StreamId, &Vec<usize>)| {
+            let follows = order.follows(request.shape.0, **other);
+            follows < order.frees_of(**other) && sharing.iter().any(|&user| self.requests[user].last_free > follows)
+        };
+        request.shares_with.iter().find(is_due).map(|(&other, _)| other)
     }
 
     /// All later work of a stream comes after what another stream has queued so far.
-    fn waited(&mut self, stream: StreamId, other: StreamId) {
-        self.passing.iter_mut().for_each(|order| order.waited(stream, other));
+    fn note_wait(&mut self, stream: StreamId, other: StreamId) {
+        self.stream_order.iter_mut().for_each(|order| order.note_wait(stream, other));
     }
 
     /// The block of a request gets its place.
     fn occupy(&mut self, number: usize) {
-        if let (Some(order), Some(address)) = (&mut self.passing, self.requests[number].address) {
+        if let (Some(order), Some(address)) = (&mut self.stream_order, self.requests[number].address) {
             order.live.insert(address, number);
         }
     }
 
     /// A block of the plan was freed.
-    pub(super) fn freed(&mut self, address: u64) {
-        let Some(order) = &mut self.passing else { return };
+    pub(super) fn note_free(&mut self, address: u64) {
+        let Some(order) = &mut self.stream_order else { return };
         let Some(number) = order.live.remove(&address) else { return };
         let request = &mut self.requests[number];
         let frees = order.frees.entry(request.shape.0).or_default();
         *frees += 1;
-        request.freed = *frees;
+        request.last_free = *frees;
     }
 }
 
@@ -485,7 +503,7 @@ impl OomphAllocator {
         if let Some(plan) = &mut self.plan {
             while let Some(other) = plan.due_wait(number) {
                 self.wait_event.wait(cx.device, shape.0, other)?;
-                plan.waited(shape.0, other);
+                plan.note_wait(shape.0, other);
             }
             plan.occupy(number);
         }
@@ -522,7 +540,7 @@ impl OomphAllocator {
         let runs = self.runs(|_| true);
         let gaps = runs.iter().flatten().filter(|part| part.stream.is_none());
         let Some(gap) = gaps.max_by_key(|part| part.end - part.start).copied() else { return Ok(false) };
-        let room = gap.end - gap.start;
+        let gap_bytes = gap.end - gap.start;
         let free = self.free_chunks(&runs, (0, 0));
         // What the plan does not place needs memory too.
         let free_bytes = free.iter().map(FreeChunks::bytes).sum::<u64>().saturating_sub(plan.unplanned_bytes());
@@ -544,12 +562,12 @@ impl OomphAllocator {
         let allowed = self.history.allowed(live);
         // Counted as a refusal whatever happens from here on: a failing call would happen again in the next step.
         self.history.refused(plan.requests.len() as u64);
-        let fits = |&(bytes, new): &(u64, u64)| new <= allowed && round_up(bytes, self.page) <= room;
+        let fits = |&(bytes, new): &(u64, u64)| new <= allowed && round_up(bytes, self.page) <= gap_bytes;
         let Some((bytes, _)) = needed.filter(fits) else { return Ok(false) };
         let bytes = round_up(bytes, self.page);
-        let taken = choose_chunks(free, bytes, room);
+        let taken = choose_chunks(free, bytes, gap_bytes);
         let moved: u64 = taken.iter().map(FreeChunks::bytes).sum();
-        if bytes > moved && !self.create(cx, bytes - moved, room - moved)? {
+        if bytes > moved && !self.create(cx, bytes - moved, gap_bytes - moved)? {
             return Ok(false);
         }
         let stream = plan.requests[0].shape.0;
@@ -557,6 +575,7 @@ impl OomphAllocator {
             let slot = self.map_chunks(cx, taken, gap.start, stream)?;
             self.give_to_plan(slot, gap.start..gap.start + bytes);
         }
+        plan.trim_rooms(&mut rooms);
         for room in rooms {
             if let Some(slot) = self.free_block_around(stream, &room) {
                 self.give_to_plan(slot, room);
@@ -604,10 +623,12 @@ impl OomphAllocator {
         let Some(plan) = self.plan.take() else { return Ok(()) };
         self.history.failed(plan.requests.len() as u64, if self.is_placed { plan.followed } else { 0 });
         self.counters.plans_given_up += u64::from(self.is_placed);
-        self.is_placed = false;
-        let planned: Vec<u32> =
-            self.blocks.iter().filter(|(_, piece)| is_planned(piece)).map(|(slot, _)| slot).collect();
-        planned.into_iter().for_each(|slot| self.blocks[slot].note = NONE);
+        if std::mem::take(&mut self.is_placed) {
+            let planned = self.blocks.iter().filter(|(_, piece)| is_planned(piece)).map(|(slot, _)| slot);
+            for slot in planned.collect::<Vec<u32>>() {
+                self.blocks[slot].note = NONE;
+            }
+        }
         for slot in std::mem::take(&mut self.planned_free).into_values() {
             let merged = self.merge(slot);
             self.insert_free(merged);
@@ -646,8 +667,8 @@ mod tests {
             shape: (StreamId::DEFAULT, mebibytes * MIB),
             lifetime: Some((begin, end)),
             address: None,
-            shares_with: Vec::new(),
-            freed: 0,
+            shares_with: BTreeMap::new(),
+            last_free: 0,
         };
         strategy.plan = Some(StepPlan::new(vec![request(30, 0, 6), request(5, 1, 3), request(5, 2, 4)], 7));
         let before = (strategy.stats.current.reserved, strategy.counters.chunks_created);
@@ -666,13 +687,13 @@ mod tests {
     fn a_stream_follows_what_the_other_has_waited_for() {
         let [first, second, third] = [0, 1, 2].map(StreamId);
         let mut order = StreamOrder { frees: BTreeMap::from([(first, 3), (second, 5)]), ..StreamOrder::default() };
-        order.waited(second, first);
+        order.note_wait(second, first);
         order.frees.insert(first, 4);
-        order.waited(third, second);
+        order.note_wait(third, second);
         assert_eq!([first, second].map(|of| order.follows(third, of)), [3, 5]);
         // What it knows already is not forgotten.
-        order.waited(third, first);
-        order.waited(third, second);
+        order.note_wait(third, first);
+        order.note_wait(third, second);
         assert_eq!(order.follows(third, first), 4);
         assert_eq!(order.follows(first, third), 0);
     }

@@ -220,7 +220,7 @@ fn chunks_are_small_in_small_programs_and_under_small_limits() {
             bench.calls(CallKind::MemCreate) - before
         })
     };
-    assert_eq!(chunks(128), [7, 244, 5], "16 MiB each, then 40 MiB");
+    assert_eq!(chunks(128), [7, 98, 5], "16 MiB each, then 40 MiB");
     assert_eq!(chunks(8), [13, 488, 25], "8 MiB each");
 }
 
@@ -367,7 +367,12 @@ mod repeated_steps {
             other in prop::collection::vec((1u64..30, 0u16..2, 1usize..5), 1..12),
             departures in prop::collection::vec(any::<bool>(), 12),
             chunk in 1u64..8,
+            streams in 1u16..3,
         ) {
+            let on_streams = |requests: Vec<StepRequest>| -> Vec<StepRequest> {
+                requests.into_iter().map(|(size, stream, lives)| (size, stream % streams, lives)).collect()
+            };
+            let (script, other) = (on_streams(script), on_streams(other));
             let mut bench = OomphBench::new(in_chunks_of(2 * chunk * MIB));
             let mut kept = Vec::new();
             for departs in departures {

@@ -123,9 +123,9 @@ thread_local! {
 enum KeptContext {
     /// There is no guard.
     Unguarded,
-    /// It is current: no call under the guard has needed a context.
+    /// The program's context is still current: no call under the guard has needed one.
     Current,
-    /// It was current until a call under the guard needed a context.
+    /// The program's context, until a call under the guard needed one.
     Replaced(sys::CUcontext),
 }
 
@@ -214,8 +214,9 @@ impl ContextGuard {
 
 impl Drop for ContextGuard {
     fn drop(&mut self) {
+        let current = CURRENT.get();
         if let KeptContext::Replaced(before) = KEPT.replace(self.outer)
-            && CURRENT.get() != before
+            && (current != before || current.is_null())
         {
             // SAFETY: the context was current on this thread under the guard, or it is null. Failures are ignored.
             unsafe { sys::cuCtxSetCurrent(before) };
