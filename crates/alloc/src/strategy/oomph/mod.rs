@@ -16,7 +16,8 @@
 //!   mapped or unmapped in one call (`mapping`).
 //!
 //! The chunk size trades memory against driver time: a chunk can move only while all of it is free,
-//! and each chunk costs a call to create. So chunks are smaller in small programs, under small limits and where much is lost. Sizes and rounding are PyTorch's, multiples of 512 bytes.
+//! and each chunk costs a call to create. So chunks are smaller in small programs, under small limits
+//! and where much is lost. Sizes and rounding are PyTorch's, multiples of 512 bytes.
 
 mod mapping;
 mod page_heap;
@@ -199,7 +200,7 @@ struct OomphAllocator {
     /// The memory of the device, and the unit in which it can be mapped.
     device_bytes: u64,
     page: u64,
-    /// The most that the process may take, and that fraction of the device as the program sets it.
+    /// The most that the process may take, by the setup, and by the program as a fraction of the device.
     limit: Option<u64>,
     fraction: f64,
     blocks: PieceTable,

@@ -121,7 +121,7 @@ thread_local! {
 /// The context of the program on one thread.
 #[derive(Clone, Copy, Debug)]
 enum KeptContext {
-    /// There is no guard.
+    /// No guard is active.
     Unguarded,
     /// The program's context is still current: no call under the guard has needed one.
     Current,
