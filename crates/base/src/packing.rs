@@ -3,9 +3,11 @@
 //! The offline packing of a trace and the plan of the `planned` strategy both use it. It knows
 //! neither traces nor strategies.
 
-use std::cmp::Reverse;
+use std::{cmp::Reverse, collections::BTreeMap};
 
 use serde::Serialize;
+
+use crate::StreamId;
 
 /// One block: live from time `begin` up to but not including time `end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -264,6 +266,131 @@ pub fn pack_periodic(
     Some((offsets.into_iter().map(place).collect(), height - outside))
 }
 
+/// How the streams of a repeated step share memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamSharing {
+    /// Each stream has memory of its own.
+    Never,
+    /// Memory passes between two streams only where one of them has no block for a while: for a part of the period of
+    /// [`IDLE_PART`]. They wait for each other a few times in a step, and their work overlaps in between.
+    BetweenPhases,
+    /// Memory passes to any stream as soon as its block is freed.
+    Always,
+}
+
+/// A stream is idle when it has no block for one part of this many of the period.
+const IDLE_PART: u32 = 8;
+
+/// The block of this number, or a place for it.
+type Numbered<T> = (usize, T);
+
+/// Blocks that are placed as one block, and where each of them lies in it.
+struct BlockGroup {
+    life: BlockLifetime,
+    members: Vec<Numbered<u64>>,
+}
+
+impl BlockGroup {
+    fn of_one(&(number, life): &Numbered<BlockLifetime>) -> BlockGroup {
+        BlockGroup { life, members: vec![(number, 0)] }
+    }
+
+    /// Packs blocks that come again after `length` into one block that lives from `begin` on, all that time.
+    fn packed(
+        blocks: &[Numbered<BlockLifetime>],
+        begin: u32,
+        length: u32,
+        budget: &mut PackingBudget,
+    ) -> Option<BlockGroup> {
+        let shifted =
+            |life: &BlockLifetime| BlockLifetime { begin: life.begin - begin, end: life.end - begin, ..*life };
+        let lives: Vec<BlockLifetime> = blocks.iter().map(|(_, life)| shifted(life)).collect();
+        let (places, bytes) = pack_periodic(&lives, length, &[], budget)?;
+        let offset = |place| match place {
+            PeriodicPlace::Outside(offset) | PeriodicPlace::Room(_, offset) => offset,
+        };
+        let members = blocks.iter().zip(places).map(|(&(number, _), place)| (number, offset(place))).collect();
+        Some(BlockGroup { life: BlockLifetime { begin, end: begin + length, bytes }, members })
+    }
+}
+
+/// [`pack_periodic`] for blocks of several streams, in any order. Each room belongs to a stream; others use it only if streams
+/// share memory.
+pub fn pack_streams(
+    blocks: &[(StreamId, BlockLifetime)],
+    period: u32,
+    sharing: StreamSharing,
+    rooms: &[(StreamId, u64)],
+    budget: &mut PackingBudget,
+) -> Option<(Vec<PeriodicPlace>, u64)> {
+    let mut streams: BTreeMap<StreamId, Vec<Numbered<BlockLifetime>>> = BTreeMap::new();
+    for (number, &(stream, life)) in blocks.iter().enumerate() {
+        streams.entry(stream).or_default().push((number, life));
+    }
+    let area = |blocks: &[Numbered<BlockLifetime>]| blocks.iter().map(|(_, life)| life.area()).sum::<u128>();
+    let largest = streams.iter().max_by_key(|(_, blocks)| area(blocks)).map(|(&stream, _)| stream);
+    // The blocks that are packed together, by the stream whose rooms they use.
+    let mut packings: BTreeMap<Option<StreamId>, Vec<BlockGroup>> = BTreeMap::new();
+    for (stream, mut blocks) in streams {
+        blocks.sort_by_key(|(_, life)| life.begin);
+        let groups = if sharing == StreamSharing::BetweenPhases && Some(stream) != largest {
+            phases(blocks, period, budget)?
+        } else {
+            blocks.iter().map(BlockGroup::of_one).collect()
+        };
+        packings.entry((sharing == StreamSharing::Never).then_some(stream)).or_default().extend(groups);
+    }
+    let (mut places, mut height) = (vec![PeriodicPlace::Outside(0); blocks.len()], 0);
+    for (owner, mut groups) in packings {
+        groups.sort_by_key(|group| group.life.begin);
+        let lives: Vec<BlockLifetime> = groups.iter().map(|group| group.life).collect();
+        let own = rooms.iter().enumerate().filter(|(_, (stream, _))| owner.is_none_or(|owner| owner == *stream));
+        let (own, sizes): (Vec<usize>, Vec<u64>) = own.map(|(room, &(_, bytes))| (room, bytes)).unzip();
+        let (group_places, bytes) = pack_periodic(&lives, period, &sizes, budget)?;
+        for (group, place) in groups.iter().zip(group_places) {
+            for &(number, within) in &group.members {
+                places[number] = match place {
+                    PeriodicPlace::Room(room, offset) => PeriodicPlace::Room(own[room], offset + within),
+                    PeriodicPlace::Outside(offset) => PeriodicPlace::Outside(height + offset + within),
+                };
+            }
+        }
+        height += bytes;
+    }
+    Some((places, height))
+}
+
+/// The blocks of a stream, in order of their beginnings, as one group for each phase between two idle times.
+fn phases(
+    mut blocks: Vec<Numbered<BlockLifetime>>,
+    period: u32,
+    budget: &mut PackingBudget,
+) -> Option<Vec<BlockGroup>> {
+    let idle = i64::from((period / IDLE_PART).max(1));
+    // The latest end of all blocks before: at first of those of the period before.
+    let mut reached = blocks.iter().map(|(_, life)| i64::from(life.end) - i64::from(period)).max()?;
+    let mut firsts = Vec::new();
+    for (index, (_, life)) in blocks.iter().enumerate() {
+        if i64::from(life.begin) >= reached + idle {
+            firsts.push(index);
+        }
+        reached = reached.max(life.end.into());
+    }
+    let Some(&first) = firsts.first() else { return Some(vec![BlockGroup::packed(&blocks, 0, period, budget)?]) };
+    // The blocks before the first phase belong to the last one, which began in the period before.
+    for (_, life) in &mut blocks[..first] {
+        (life.begin, life.end) = (life.begin + period, life.end + period);
+    }
+    blocks.rotate_left(first);
+    let ends = firsts[1..].iter().copied().chain([first + blocks.len()]);
+    let phase = |(from, to): (&usize, usize)| {
+        let blocks = &blocks[from - first..to - first];
+        let (begin, end) = (blocks[0].1.begin, blocks.iter().map(|(_, life)| life.end).max()?);
+        BlockGroup::packed(blocks, begin, end - begin, budget)
+    };
+    firsts.iter().zip(ends).map(phase).collect()
+}
+
 /// The size of the wall after each room. Offsets in rooms and outside stay multiples of this, if all sizes are.
 const ROOM_WALL: u64 = 512;
 
@@ -474,34 +601,110 @@ mod tests {
         assert_eq!((places, height), (expected.to_vec(), 5120));
     }
 
+    /// The blocks of the second stream come in two phases. The first stream uses their memory when they are over, but not within.
+    #[test]
+    fn memory_passes_between_phases_only() {
+        let life = |begin, end| BlockLifetime { begin, end, bytes: 1024 };
+        let [first, second] = [0, 1].map(StreamId);
+        let phases = [(second, life(4, 8)), (second, life(9, 12)), (second, life(24, 28)), (second, life(29, 31))];
+        let others = [
+            (first, life(0, 3)),
+            (first, life(8, 9)),
+            (first, life(14, 22)),
+            (first, life(28, 29)),
+            (first, life(33, 39)),
+        ];
+        let blocks = [&phases[..], &others[..]].concat();
+        let pack = |sharing| pack_streams(&blocks, 40, sharing, &[], &mut PackingBudget::of_steps(u64::MAX)).unwrap();
+        let outside = |places: Vec<PeriodicPlace>| -> Vec<bool> {
+            let is_shared = |place: &PeriodicPlace| places[..4].contains(place);
+            places[4..].iter().map(is_shared).collect()
+        };
+        let (places, height) = pack(StreamSharing::Never);
+        assert_eq!((outside(places), height), (vec![false; 5], 2048));
+        let (places, height) = pack(StreamSharing::Always);
+        assert_eq!((outside(places), height), (vec![true; 5], 1024));
+        let (places, height) = pack(StreamSharing::BetweenPhases);
+        assert_eq!((outside(places), height), (vec![true, false, true, false, true], 2048));
+    }
+
+    const PERIOD: u32 = 40;
+
+    /// The times of the period in which a block is live.
+    fn times(life: &BlockLifetime) -> Vec<bool> {
+        let mut times = vec![false; PERIOD as usize];
+        (life.begin..life.end).for_each(|time| times[(time % PERIOD) as usize] = true);
+        times
+    }
+
+    /// The phase of a stream that a block belongs to: the times that are reached from its first one without an idle time.
+    fn phase_around(life: &BlockLifetime, of_stream: &[BlockLifetime]) -> Vec<bool> {
+        let live: Vec<bool> =
+            (0..PERIOD as usize).map(|time| of_stream.iter().any(|other| times(other)[time])).collect();
+        let (mut phase, idle) = (times(life), (PERIOD / IDLE_PART) as usize);
+        let at = |time: u32| (time % PERIOD) as usize;
+        for (from, step) in [(life.begin, 1), (life.begin, PERIOD - 1)] {
+            let (mut time, mut pause) = (from, Vec::new());
+            for _ in 0..PERIOD {
+                time = time % PERIOD + step;
+                pause.push(at(time));
+                if live[at(time)] {
+                    pause.drain(..).for_each(|time| phase[time] = true);
+                } else if pause.len() == idle {
+                    break;
+                }
+            }
+        }
+        phase
+    }
+
+    fn sharings() -> impl Strategy<Value = StreamSharing> {
+        prop::sample::select(vec![StreamSharing::Never, StreamSharing::BetweenPhases, StreamSharing::Always])
+    }
+
     proptest! {
         #[test]
         fn periodic_blocks_are_apart_and_in_their_rooms(
-            lives in prop::collection::vec((0u32..40, 1u32..=40, 1u64..30), 1..40),
-            rooms in prop::collection::vec(1u64..40, 0..4),
+            lives in prop::collection::vec((0..PERIOD, 1..=PERIOD, 1u64..30, 0u16..3), 1..40),
+            shortening in 1u32..20,
+            rooms in prop::collection::vec((0u16..3, 1u64..40), 0..4),
+            sharing in sharings(),
         ) {
-            const PERIOD: u32 = 40;
-            let mut blocks: Vec<BlockLifetime> = lives
-                .into_iter()
-                .map(|(begin, life, quanta)| BlockLifetime { begin, end: begin + life, bytes: 512 * quanta })
-                .collect();
-            blocks.sort_by_key(|block| block.begin);
-            let rooms: Vec<u64> = rooms.into_iter().map(|quanta| 512 * quanta).collect();
-            let (places, height) = pack_periodic(&blocks, PERIOD, &rooms, &mut PackingBudget::of_steps(u64::MAX)).unwrap();
-            let range = |index: usize| match places[index] {
-                PeriodicPlace::Room(room, offset) => (room, offset, offset + blocks[index].bytes),
-                PeriodicPlace::Outside(offset) => (rooms.len(), offset, offset + blocks[index].bytes),
+            let block = |(begin, life, quanta, stream): (u32, u32, u64, u16)| {
+                let life = life.div_ceil(shortening);
+                (StreamId(stream), BlockLifetime { begin, end: begin + life, bytes: 512 * quanta })
             };
-            for one in 0..blocks.len() {
+            let blocks: Vec<(StreamId, BlockLifetime)> = lives.into_iter().map(block).collect();
+            let rooms: Vec<(StreamId, u64)> = rooms.into_iter().map(|(stream, quanta)| (StreamId(stream), 512 * quanta)).collect();
+            let (places, height) = pack_streams(&blocks, PERIOD, sharing, &rooms, &mut PackingBudget::of_steps(u64::MAX)).unwrap();
+            let range = |index: usize| match places[index] {
+                PeriodicPlace::Room(room, offset) => (room, offset, offset + blocks[index].1.bytes),
+                PeriodicPlace::Outside(offset) => (rooms.len(), offset, offset + blocks[index].1.bytes),
+            };
+            let of_stream = |wanted: StreamId| -> Vec<BlockLifetime> {
+                blocks.iter().filter(|(stream, _)| *stream == wanted).map(|(_, life)| *life).collect()
+            };
+            let area = |stream: StreamId| of_stream(stream).iter().map(BlockLifetime::area).sum::<u128>();
+            let largest = (0..3).map(StreamId).max_by_key(|&stream| area(stream)).unwrap();
+            let meet = |one: &[bool], other: &[bool]| one.iter().zip(other).any(|(one, other)| *one && *other);
+            let phase = |(stream, life): &(StreamId, BlockLifetime)| {
+                if *stream == largest { times(life) } else { phase_around(life, &of_stream(*stream)) }
+            };
+            for (one, (stream, life)) in blocks.iter().enumerate() {
                 let (room, low, high) = range(one);
-                prop_assert!(high <= rooms.get(room).copied().unwrap_or(height));
-                for other in 0..one {
+                prop_assert!(high <= rooms.get(room).map_or(height, |room| room.1));
+                prop_assert!(sharing != StreamSharing::Never || rooms.get(room).is_none_or(|room| room.0 == *stream));
+                for (other, (other_stream, other_life)) in blocks[..one].iter().enumerate() {
                     let (other_room, other_low, other_high) = range(other);
-                    let later = |block: &BlockLifetime| BlockLifetime { begin: block.begin + PERIOD, end: block.end + PERIOD, ..*block };
-                    let meets = blocks[one].meets(&blocks[other])
-                        || later(&blocks[one]).meets(&blocks[other])
-                        || blocks[one].meets(&later(&blocks[other]));
-                    prop_assert!(!meets || room != other_room || high <= other_low || other_high <= low);
+                    if room != other_room || high <= other_low || other_high <= low {
+                        continue;
+                    }
+                    prop_assert!(!meet(&times(life), &times(other_life)));
+                    if stream != other_stream {
+                        prop_assert!(sharing != StreamSharing::Never);
+                        let phases_meet = || meet(&phase(&blocks[one]), &phase(&blocks[other]));
+                        prop_assert!(sharing != StreamSharing::BetweenPhases || !phases_meet());
+                    }
                 }
             }
         }

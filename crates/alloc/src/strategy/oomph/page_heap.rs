@@ -5,7 +5,7 @@
 //! that chunks are taken from and waits for the streams that used them last, so it is the last
 //! resort before growth. The request is placed where the least memory has to come from elsewhere.
 
-use std::ops::Range;
+use std::{collections::BTreeSet, ops::Range};
 
 use super::{FoundBlock, OomphAllocator, StreamFreeLists, is_planned, is_small, size_classes::PageClasses};
 use crate::device::DeviceError;
@@ -393,18 +393,25 @@ impl OomphAllocator {
         candidates.collect()
     }
 
-    /// The parts of a stream's free blocks that are in chunks that are partly in use: they can serve requests, but not be moved.
-    pub(super) fn free_in_used_chunks(&self, runs: &[FreeRun], stream: StreamId) -> Vec<Range<u64>> {
+    /// The parts of these streams' free blocks that are in chunks that are partly in use: they can serve requests, but not be moved.
+    pub(super) fn free_in_used_chunks(
+        &self,
+        runs: &[FreeRun],
+        streams: &BTreeSet<StreamId>,
+    ) -> Vec<(StreamId, Range<u64>)> {
         let in_parts = mapped_parts(runs).flat_map(|parts| {
             let (start, end) = (parts[0].start, parts[parts.len() - 1].end);
             let mut chunks = self.mapping.chunks_within(start, end);
             let first = chunks.next();
             let last = chunks.next_back().or(first);
             let movable = first.map_or(end, |(low, _)| low)..last.map_or(end, |(low, chunk)| low + chunk.bytes);
-            let own = parts.iter().filter(move |part| part.stream == Some(stream));
-            own.flat_map(move |part| [part.start..part.end.min(movable.start), part.start.max(movable.end)..part.end])
+            let owned = parts.iter().filter_map(|part| Some((part.stream?, part)));
+            owned.filter(|(stream, _)| streams.contains(stream)).flat_map(move |(stream, part)| {
+                let sides = [part.start..part.end.min(movable.start), part.start.max(movable.end)..part.end];
+                sides.map(|side| (stream, side))
+            })
         });
-        in_parts.filter(|range| !range.is_empty()).collect()
+        in_parts.filter(|(_, range)| !range.is_empty()).collect()
     }
 
     /// Unmaps free chunks, after all work on them is done. They are loose then.

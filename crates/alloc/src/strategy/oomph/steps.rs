@@ -25,7 +25,7 @@ use super::{
 use crate::strategy::{Context, StrategyError, pooled::NONE};
 use oomph_base::{
     MIB, StreamId,
-    packing::{BlockLifetime, PackingBudget, PeriodicPlace, pack_periodic},
+    packing::{BlockLifetime, PackingBudget, PeriodicPlace, StreamSharing, pack_streams},
     round_up,
 };
 
@@ -53,7 +53,8 @@ const STEPS_OF_SUCCESS: u64 = 4;
 /// Moves often end after some steps, and then the memory would be lost for nothing.
 const ALLOWED_PER_REFUSAL: u64 = 10;
 const MOST_ALLOWED: u64 = 40;
-/// If streams of their own need no more than this, memory does not pass from stream to stream: that makes them wait.
+/// Streams share memory only if a plan needs more new memory than this otherwise, because sharing makes them wait, and first only
+/// [between phases](StreamSharing::BetweenPhases).
 const WORTH_SHARING: u64 = 30;
 /// A plan also places blocks in free parts of chunks that are partly in use, if they have at least this size. Slabs need the rest.
 const SMALLEST_ROOM: u64 = 4 * MIB;
@@ -62,6 +63,9 @@ const PACKING_STEPS: u64 = 200_000_000;
 
 /// A stream and a rounded size.
 type RequestShape = (StreamId, u64);
+
+/// A free part of chunks that are partly in use, and the stream that it belongs to.
+type FreeRoom = (StreamId, Range<u64>);
 
 /// One large request.
 #[derive(Clone, Copy, Debug)]
@@ -238,7 +242,7 @@ pub(super) struct StepPlan {
     /// Requests since the last count of misses began, and since the plan was made or placed.
     counted: usize,
     followed: u64,
-    /// Set if streams share memory.
+    /// Set if memory passes from stream to stream.
     stream_order: Option<StreamOrder>,
 }
 
@@ -294,11 +298,11 @@ impl StepPlan {
         bytes(true) / (bytes(false) / 100).max(1)
     }
 
-    /// The numbers and lifetimes of the planned requests.
-    fn planned(&self) -> (Vec<usize>, Vec<BlockLifetime>) {
+    /// The numbers of the planned requests, and their streams and lifetimes.
+    fn planned(&self) -> (Vec<usize>, Vec<(StreamId, BlockLifetime)>) {
         let planned = self.requests.iter().enumerate().filter_map(|(number, request)| {
-            let (begin, end) = request.lifetime?;
-            Some((number, BlockLifetime { begin, end, bytes: request.shape.1 }))
+            let ((begin, end), (stream, bytes)) = (request.lifetime?, request.shape);
+            Some((number, (stream, BlockLifetime { begin, end, bytes })))
         });
         planned.unzip()
     }
@@ -308,13 +312,13 @@ impl StepPlan {
         let (numbers, blocks) = self.planned();
         let mut change = vec![0_i64; self.period as usize + 1];
         let mut live = 0_i64;
-        for block in &blocks {
+        for (_, block) in &blocks {
             change[block.begin as usize] += block.bytes.cast_signed();
             // What lives on in the next period is live at the beginning of this one.
             live += if block.end >= self.period { block.bytes.cast_signed() } else { 0 };
             change[(block.end % self.period.max(1)) as usize] -= block.bytes.cast_signed();
         }
-        let mut begins = numbers.into_iter().zip(blocks.iter().map(|block| block.begin)).peekable();
+        let mut begins = numbers.into_iter().zip(blocks.iter().map(|(_, block)| block.begin)).peekable();
         let mut least = (i64::MAX, 0);
         for (time, change) in (0_u32..).zip(change) {
             if let Some((number, _)) = begins.next_if(|&(_, begin)| begin == time) {
@@ -331,38 +335,28 @@ impl StepPlan {
         unplanned.map(|request| request.shape.1).sum()
     }
 
-    /// Places all blocks in `rooms` and from `base` on, and returns the end. If `shared`, memory passes from stream to stream.
-    /// Only one stream can have rooms.
-    fn place(&mut self, base: u64, shared: bool, rooms: &[Range<u64>]) -> Option<u64> {
+    /// Places all blocks in `rooms` and from `base` on, and returns the end.
+    fn place(&mut self, base: u64, sharing: StreamSharing, rooms: &[FreeRoom]) -> Option<u64> {
         let (numbers, blocks) = self.planned();
-        let mut groups: BTreeMap<StreamId, Vec<usize>> = BTreeMap::new();
-        for (place, &number) in numbers.iter().enumerate() {
-            let stream = if shared { StreamId::DEFAULT } else { self.requests[number].shape.0 };
-            groups.entry(stream).or_default().push(place);
-        }
-        let room_bytes: Vec<u64> = rooms.iter().map(|room| room.end - room.start).collect();
-        let mut end = base;
         let mut budget = PackingBudget::of_steps(PACKING_STEPS);
+        let is_shared = sharing != StreamSharing::Never;
         // For `find_sharing`.
-        if shared && !budget.spend((blocks.len() as u64).pow(2)) {
+        if is_shared && !budget.spend((blocks.len() as u64).pow(2)) {
             return None;
         }
-        for group in groups.into_values() {
-            let members: Vec<BlockLifetime> = group.iter().map(|&place| blocks[place]).collect();
-            let (places, height) = pack_periodic(&members, self.period, &room_bytes, &mut budget)?;
-            for (member, place) in group.into_iter().zip(places) {
-                self.requests[numbers[member]].address = Some(match place {
-                    PeriodicPlace::Room(room, offset) => rooms[room].start + offset,
-                    PeriodicPlace::Outside(offset) => end + offset,
-                });
-            }
-            end += height;
+        let sizes: Vec<(StreamId, u64)> = rooms.iter().map(|(stream, room)| (*stream, room.end - room.start)).collect();
+        let (places, height) = pack_streams(&blocks, self.period, sharing, &sizes, &mut budget)?;
+        for (number, place) in numbers.into_iter().zip(places) {
+            self.requests[number].address = Some(match place {
+                PeriodicPlace::Room(room, offset) => rooms[room].1.start + offset,
+                PeriodicPlace::Outside(offset) => base + offset,
+            });
         }
-        self.stream_order = shared.then(StreamOrder::default);
-        if shared {
+        self.stream_order = is_shared.then(StreamOrder::default);
+        if is_shared {
             self.find_sharing();
         }
-        Some(end)
+        Some(base + height)
     }
 
     /// Finds the requests of other streams that use the memory of each request.
@@ -385,12 +379,16 @@ impl StepPlan {
     }
 
     /// Drops rooms in which no block has its place, and the ends of the others that no block reaches.
-    fn trim_rooms(&self, rooms: &mut Vec<Range<u64>>) {
-        for room in rooms.iter_mut() {
+    fn trim_rooms(&self, rooms: &mut Vec<FreeRoom>) {
+        for (_, room) in rooms.iter_mut() {
             let placed = self.requests.iter().filter_map(|request| Some(request.address? + request.shape.1));
             room.end = placed.filter(|end| room.start < *end && *end <= room.end).max().unwrap_or(room.start);
         }
-        rooms.retain(|room| !room.is_empty());
+        rooms.retain(|(_, room)| !room.is_empty());
+    }
+
+    fn streams(&self) -> BTreeSet<StreamId> {
+        self.requests.iter().map(|request| request.shape.0).collect()
     }
 
     fn has_streams(&self) -> bool {
@@ -545,19 +543,21 @@ impl OomphAllocator {
         // What the plan does not place needs memory too.
         let free_bytes = free.iter().map(FreeChunks::bytes).sum::<u64>().saturating_sub(plan.unplanned_bytes());
         let live = self.stats.peak.active;
-        let new_bytes = |plan: &mut StepPlan, shared: bool, rooms: &[Range<u64>]| {
-            let end = plan.place(gap.start, shared, rooms)?;
+        let new_bytes = |plan: &mut StepPlan, sharing: StreamSharing, rooms: &[FreeRoom]| {
+            let end = plan.place(gap.start, sharing, rooms)?;
             Some((end - gap.start, round_up(end - gap.start, self.page).saturating_sub(free_bytes)))
         };
-        let (mut needed, mut rooms) = (new_bytes(&mut plan, false, &[]), Vec::new());
-        if plan.has_streams() {
-            if needed.is_some_and(|(_, new)| new > live / 1000 * WORTH_SHARING) {
-                needed = new_bytes(&mut plan, true, &[]);
+        let streams = plan.streams();
+        let (mut needed, mut rooms) = (new_bytes(&mut plan, StreamSharing::Never, &[]), Vec::new());
+        if needed.is_some_and(|(_, new)| new > 0) {
+            rooms = self.free_in_used_chunks(&runs, &streams);
+            rooms.retain(|(_, room)| room.end - room.start >= SMALLEST_ROOM);
+            needed = new_bytes(&mut plan, StreamSharing::Never, &rooms);
+        }
+        for sharing in [StreamSharing::BetweenPhases, StreamSharing::Always] {
+            if streams.len() > 1 && needed.is_some_and(|(_, new)| new > live / 1000 * WORTH_SHARING) {
+                needed = new_bytes(&mut plan, sharing, &rooms);
             }
-        } else if needed.is_some_and(|(_, new)| new > 0) {
-            rooms = self.free_in_used_chunks(&runs, plan.requests[0].shape.0);
-            rooms.retain(|room| room.end - room.start >= SMALLEST_ROOM);
-            needed = new_bytes(&mut plan, false, &rooms);
         }
         let allowed = self.history.allowed(live);
         // Counted as a refusal whatever happens from here on: a failing call would happen again in the next step.
@@ -565,18 +565,21 @@ impl OomphAllocator {
         let fits = |&(bytes, new): &(u64, u64)| new <= allowed && round_up(bytes, self.page) <= gap_bytes;
         let Some((bytes, _)) = needed.filter(fits) else { return Ok(false) };
         let bytes = round_up(bytes, self.page);
+        plan.trim_rooms(&mut rooms);
+        if plan.stream_order.is_some() && !rooms.is_empty() {
+            // Rooms have been used by the streams that they belong to.
+            self.wait_for_each_other(cx, &streams)?;
+        }
         let taken = choose_chunks(free, bytes, gap_bytes);
         let moved: u64 = taken.iter().map(FreeChunks::bytes).sum();
         if bytes > moved && !self.create(cx, bytes - moved, gap_bytes - moved)? {
             return Ok(false);
         }
-        let stream = plan.requests[0].shape.0;
         if bytes > 0 {
-            let slot = self.map_chunks(cx, taken, gap.start, stream)?;
+            let slot = self.map_chunks(cx, taken, gap.start, plan.requests[0].shape.0)?;
             self.give_to_plan(slot, gap.start..gap.start + bytes);
         }
-        plan.trim_rooms(&mut rooms);
-        for room in rooms {
+        for (stream, room) in rooms {
             if let Some(slot) = self.free_block_around(stream, &room) {
                 self.give_to_plan(slot, room);
             }
@@ -588,6 +591,16 @@ impl OomphAllocator {
         self.history.refusals -= 1;
         self.counters.steps_planned += 1;
         Ok(true)
+    }
+
+    /// All later work of each stream comes after what the others have queued so far.
+    fn wait_for_each_other(&mut self, cx: &mut Context<'_>, streams: &BTreeSet<StreamId>) -> Result<(), StrategyError> {
+        for (&waits, &other) in streams.iter().flat_map(|waits| streams.iter().map(move |other| (waits, other))) {
+            if waits != other {
+                self.wait_event.wait(cx.device, waits, other)?;
+            }
+        }
+        Ok(())
     }
 
     /// The free block of the stream that has these addresses; it is in a list.
@@ -613,12 +626,8 @@ impl OomphAllocator {
         // A plan of several streams is given up before a stream is captured (`prepare_capture`).
         if self.is_placed && plan.has_streams() {
             // Free blocks of the plan were joined whatever streams used them.
-            let streams: BTreeSet<StreamId> = plan.requests.iter().map(|request| request.shape.0).collect();
-            for (&waits, &other) in streams.iter().flat_map(|waits| streams.iter().map(move |other| (waits, other))) {
-                if waits != other {
-                    self.wait_event.wait(cx.device, waits, other)?;
-                }
-            }
+            let streams = plan.streams();
+            self.wait_for_each_other(cx, &streams)?;
         }
         let Some(plan) = self.plan.take() else { return Ok(()) };
         self.history.failed(plan.requests.len() as u64, if self.is_placed { plan.followed } else { 0 });
@@ -641,46 +650,61 @@ impl OomphAllocator {
 mod tests {
     use super::*;
     use crate::strategy::{
-        Attempt, Block, Caller, Request, Silent, Strategy, oomph::OomphSettings, test_device::simulated,
+        Block, Silent, Strategy,
+        oomph::tests::{OomphBench, in_chunks_of},
     };
-    use oomph_base::{GIB, SiteId, ThreadId};
+
+    /// All of four chunks is in use, then every second block is freed: no chunk is free.
+    fn with_free_parts() -> (OomphBench, Vec<u64>) {
+        let mut bench = OomphBench::new(in_chunks_of(16 * MIB));
+        let all = bench.alloc(64 * MIB, 0);
+        bench.free(all);
+        let blocks: Vec<Block> =
+            [[5; 12].as_slice(), &[4]].concat().into_iter().map(|size| bench.alloc(size * MIB, 0)).collect();
+        let free: Vec<Block> = blocks.into_iter().step_by(2).take(6).collect();
+        free.iter().for_each(|&block| bench.free(block));
+        (bench, free.iter().map(|block| block.address.0).collect())
+    }
+
+    impl OomphBench {
+        /// Places a step of these requests, by stream, size in MiB and life, and returns what is reserved by it.
+        fn place(&mut self, requests: &[(u16, u64, (u32, u32))], period: u32) -> u64 {
+            let before = self.reserved();
+            let request = |&(stream, mebibytes, life): &(u16, u64, (u32, u32))| PlannedRequest {
+                shape: (StreamId(stream), mebibytes * MIB),
+                lifetime: Some(life),
+                address: None,
+                shares_with: BTreeMap::new(),
+                last_free: 0,
+            };
+            self.strategy.plan = Some(StepPlan::new(requests.iter().map(request).collect(), period));
+            let mut cx = Context { device: &mut *self.device, sink: &mut Silent };
+            assert!(self.strategy.place_step(&mut cx).unwrap());
+            self.reserved() - before
+        }
+    }
 
     /// Chunks that are partly in use have free memory, too: the plan takes no new memory for what fits there.
     #[test]
     fn a_plan_uses_free_memory_that_cannot_be_moved() {
-        let mut device = simulated(64 * GIB);
-        let (settings, page) = (OomphSettings::read("").unwrap(), device.props().granularity_bytes);
-        let mut strategy = OomphAllocator::new(settings, 64 * GIB, page);
-        let mut cx = Context { device: &mut *device, sink: &mut Silent };
-        let alloc = |strategy: &mut OomphAllocator, cx: &mut Context<'_>, mebibytes: u64| -> Block {
-            let request =
-                Request { bytes: mebibytes * MIB, stream: StreamId::DEFAULT, thread: ThreadId(0), site: SiteId(0) };
-            let Attempt::Served(block, _) = strategy.alloc(cx, &request).unwrap() else { panic!("out of memory") };
-            block
-        };
-        let blocks: Vec<Block> = (0..8).map(|_| alloc(&mut strategy, &mut cx, 5)).collect();
-        let large = alloc(&mut strategy, &mut cx, 30);
-        let free = blocks.iter().step_by(2).chain([&large]);
-        free.for_each(|&block| assert!(strategy.free(&mut cx, block, Caller::default()).is_ok()));
+        let (mut bench, free) = with_free_parts();
+        let large = bench.alloc(30 * MIB, 0);
+        bench.free(large);
+        assert_eq!(bench.place(&[(0, 30, (0, 6)), (0, 5, (1, 3)), (0, 5, (2, 4))], 7), 0);
+        let placed = [30, 5, 5].map(|mebibytes| bench.alloc(mebibytes * MIB, 0).address.0);
+        assert!(free.contains(&placed[1]) && free.contains(&placed[2]) && placed[1] != placed[2], "{placed:?}");
+        assert_eq!(bench.strategy.plan.as_ref().map(|plan| plan.misses), Some(0));
+        bench.strategy.close(&mut Context { device: &mut *bench.device, sink: &mut Silent }).unwrap();
+        assert_eq!(bench.device.held_bytes(), 0);
+    }
 
-        let request = |mebibytes: u64, begin: u32, end: u32| PlannedRequest {
-            shape: (StreamId::DEFAULT, mebibytes * MIB),
-            lifetime: Some((begin, end)),
-            address: None,
-            shares_with: BTreeMap::new(),
-            last_free: 0,
-        };
-        strategy.plan = Some(StepPlan::new(vec![request(30, 0, 6), request(5, 1, 3), request(5, 2, 4)], 7));
-        let before = (strategy.stats.current.reserved, strategy.counters.chunks_created);
-        assert!(strategy.place_step(&mut cx).unwrap());
-        assert_eq!((strategy.stats.current.reserved, strategy.counters.chunks_created), before);
-        let placed = [30, 5, 5].map(|mebibytes| alloc(&mut strategy, &mut cx, mebibytes).address);
-        let freed: Vec<_> = blocks.iter().step_by(2).map(|block| block.address).collect();
-        assert!(freed.contains(&placed[1]) && freed.contains(&placed[2]) && placed[1] != placed[2], "{placed:?}");
-        assert_eq!(strategy.plan.as_ref().map(|plan| plan.misses), Some(0));
-
-        strategy.close(&mut cx).unwrap();
-        assert_eq!(cx.device.held_bytes(), 0);
+    /// The same memory serves other streams of the plan, which wait for its last use (`OomphBench` checks that).
+    #[test]
+    fn streams_of_a_plan_use_free_memory_of_each_other() {
+        let (mut bench, free) = with_free_parts();
+        assert_eq!(bench.place(&[(0, 5, (0, 6)), (1, 5, (1, 4)), (1, 5, (2, 4))], 7), 0);
+        let placed = [0, 1, 1].map(|stream| bench.alloc(5 * MIB, stream).address.0);
+        assert!(placed.iter().all(|address| free.contains(address)), "{placed:?}");
     }
 
     #[test]
