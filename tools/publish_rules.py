@@ -186,8 +186,6 @@ figure("need.families", NEEDS)(lambda: any_row(NEEDS)["families"])
 figure("need.patterns", NEEDS)(lambda: any_row(NEEDS)["patterns"])
 figure("need.sources", NEEDS)(lambda: any_row(NEEDS)["cases"])
 figure("need.test", NEEDS)(lambda: any_row(NEEDS, "test")["families"])
-for name, strategy in [("need.oomph-driver", "oomph"), ("need.expandable-driver", "caching:expandable_segments:True")]:
-    figure(name, NEEDS)(lambda strategy=strategy: short(cell(bounds(NEEDS)[strategy], "driver_ns") / 1e9))
 
 
 def of_strategy(name):
@@ -1013,7 +1011,6 @@ SENTENCES = {
         "18 strategies, {catalog.workloads} workloads, benchmark suites",
         "{need.strategies} strategies on {need.sources} workloads and recordings, {now.cases} cases. By content they are"
         " {need.patterns} patterns, and by program {need.families}, each counted once; {need.test} of the programs were not seen when",
-        "in the driver it takes {need.oomph-driver} s in simulation now, and expandable segments {need.expandable-driver} s",
         "to the byte in {now.same} of the {now.compared} cases that are neither `async` nor `arena`",
         "{steps.within} of {steps.count} step times of techniques are within 10 % of the GPU's",
         "what `pool` does on {rmm.same} of the {rmm.traces} traces",
@@ -1096,7 +1093,7 @@ SENTENCES = {
         "{stress-now.integrity-large.blocks} large and {stress-now.integrity-small.blocks} small blocks verified,"
         " {stress-now.integrity-large.damaged} and {stress-now.integrity-small.damaged} damaged",
         "{stress-now.soak.blocks} blocks, {stress-now.soak.damaged} damaged",
-        "{fragmentation-now.cases} of {fragmentation-now.planned} cases so far",
+        "{fragmentation-now.cases} of {fragmentation-now.planned} planned cases",
         "the {arena.gib} GiB of `arena` took {arena.ms} ms; in processes of their own, from which the profile has its costs, {arena.profile} ms",
         "all {throughput-now.cases} cases",
         "in {peers.turns.threads} turns: {peers.threads.low} to {peers.threads.high} times PyTorch's",

@@ -4,9 +4,9 @@
     python3 compare.py --library liboomph.so --turns 5 --runs runs.jsonl
     python3 compare.py --library liboomph.so --program fsdp --program unet --check
 
-The programs are those of tools/recording/programs.py. Every run is a process of its own, and a turn has one process for each
-allocator. They take turns step by step, one at a time and on the same processor cores, so that what changes with time meets all
-of them; all processes of a turn load PyTorch before the first one begins. Runs are appended to the file of --runs when a
+The programs are those of tools/recording/programs.py. PyTorch is loaded once; every run is a process that is forked from
+there before the GPU is used. A turn has one process for each allocator. They take turns step by step, one at a time and on the
+same processor cores, so that what changes with time meets all of them. Runs are appended to the file of --runs when a
 program ends; called again, the script goes on from there. --check trains once under each allocator with deterministic
 algorithms and compares what was trained bit by bit.
 
@@ -21,14 +21,14 @@ import argparse
 import hashlib
 import json
 import math
+import multiprocessing
 import operator
 import os
 import random
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
+import traceback
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ALLOCATORS = ["native", "expandable", "oomph"]
@@ -38,8 +38,8 @@ DEFAULT = [
     "llama",
 ]
 WARM_STEPS = 3
-# The line of a process with what was seen begins with this.
-SEEN = "seen "
+# What a process sends while it waits.
+READY = "ready"
 # Two-sided 95 % quantiles of Student's t, by degrees of freedom.
 STUDENT = [math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228]
 
@@ -54,26 +54,25 @@ def arguments():
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after this time")
     parser.add_argument("--runs", default="runs.jsonl", help="a file for the runs")
     parser.add_argument("--check", action="store_true", help="compare results instead of times")
-    parser.add_argument("--run", nargs=2, metavar=("PROGRAM", "ALLOCATOR"), help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def pause():
-    """Waits until it is this process's turn."""
-    print("ready", flush=True)
-    sys.stdin.readline()
-
-
-def run_here(options):
-    """Runs one program in this process, one step each time it is its turn."""
-    sys.path[:0] = [os.path.dirname(os.path.abspath(options.programs)), os.path.abspath(options.package)]
-    sys.argv = [sys.argv[0]]
+def run_here(options, name, allocator, parent):
+    """Runs one program in this process, one step each time its parent says so. Returns what was seen."""
     import torch
     import programs
 
-    name, allocator = options.run
-    if name in ("gpt2", "llama"):
-        import transformers  # noqa: F401
+    def pause():
+        parent.send(READY)
+        parent.recv()
+
+    if allocator == "expandable":
+        newer = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+        (newer or torch.cuda.memory._set_allocator_settings)("expandable_segments:True")
+    # Read when oomph and cuBLAS are first used.
+    os.environ["OOMPH_LIBRARY"] = options.library
+    if options.check:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     pause()
     # The main thread and that of the backward pass.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
@@ -126,49 +125,52 @@ def run_here(options):
         for tensor in trained:
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         seen["digest"] = digest.hexdigest()
-    print(SEEN + json.dumps(seen), flush=True)
+    return seen
+
+
+def run_and_leave(options, name, allocator, parent):
+    """The whole life of a forked process."""
+    try:
+        parent.send(run_here(options, name, allocator, parent))
+    except BaseException as error:
+        parent.send({"failure": traceback.format_exception_only(error)[-1].strip()})
     # Unloading takes longer than some programs. How programs end is seen by behaviour.py.
     os._exit(0)
 
 
-class Run:
-    """A process that has loaded PyTorch, or is about to."""
+def loaded_once(options):
+    """Makes processes that have loaded PyTorch already."""
+    sys.path[:0] = [os.path.dirname(os.path.abspath(options.programs)), os.path.abspath(options.package)]
+    os.environ.pop("PYTORCH_CUDA_ALLOC_CONF", None)
+    context = multiprocessing.get_context("forkserver")
+    # A module that is not installed is left out.
+    context.set_forkserver_preload(["torch", *(f"transformers.models.{name}.modeling_{name}" for name in ("gpt2", "llama"))])
+    return context
 
-    def __init__(self, options, program, allocator, turn):
+
+class Run:
+    """A process for one run."""
+
+    def __init__(self, context, options, program, allocator, turn):
         self.what = {"program": program, "allocator": allocator, "turn": turn}
-        environment = dict(os.environ, OOMPH_LIBRARY=os.path.abspath(options.library))
-        environment.pop("PYTORCH_CUDA_ALLOC_CONF", None)
-        if allocator == "expandable":
-            environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
-        if options.check:
-            environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-        self.seen = None
-        self.errors = tempfile.TemporaryFile("w+")
-        command = [sys.executable, os.path.abspath(__file__), "--run", program, allocator]
-        command += ["--package", options.package, "--programs", options.programs] + ["--check"] * options.check
-        self.process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
-        )
+        self.pipe, other = context.Pipe()
+        self.process = context.Process(target=run_and_leave, args=(options, program, allocator, other))
+        self.process.start()
+        other.close()
 
     def advance(self):
         """Lets the process run until it waits again; returns what was seen when it has ended, else None."""
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
+        self.pipe.send(READY)
         return self.wait()
 
     def wait(self):
-        """The same without a line: a process begins by loading PyTorch."""
-        for line in self.process.stdout:
-            if line.startswith(SEEN):
-                self.seen = json.loads(line.removeprefix(SEEN))
-            elif line == "ready\n":
-                return None
-        self.process.wait()
-        self.errors.seek(0)
-        said = self.errors.read().strip().splitlines()
-        if self.process.returncode != 0 or self.seen is None:
-            return {**self.what, "failure": f"status {self.process.returncode}: {(said or ['nothing'])[-1]}"}
-        return {**self.what, **self.seen}
+        """The same for a process that has just begun."""
+        try:
+            said = self.pipe.recv()
+        except EOFError:
+            self.process.join()
+            said = {"failure": f"the process ended with status {self.process.exitcode}"}
+        return None if said == READY else {**self.what, **said}
 
 
 def run_together(runs):
@@ -182,7 +184,7 @@ def run_together(runs):
 
 
 def planned(options, done):
-    """The turns that are left: programs, each with its runs in order."""
+    """What is left: programs, each with the runs of one turn in order."""
     # The native allocator twice: whether the program itself gives the same result again.
     allocators = [*ALLOCATORS, "native"] if options.check else ALLOCATORS
     for turn in range(1 if options.check else options.turns):
@@ -191,11 +193,10 @@ def planned(options, done):
         if turn % 2:
             # So that an allocator does not always follow the same one.
             places.reverse()
-        runs = {
-            program: [(program, allocators[place], turn + (place == 3)) for place in places]
-            for program in options.program or DEFAULT
-        }
-        yield {program: keys for program, keys in runs.items() if not set(keys) <= done}
+        for program in options.program or DEFAULT:
+            keys = [(program, allocators[place], turn + (place == 3)) for place in places]
+            if not set(keys) <= done:
+                yield program, keys
 
 
 def interval(ratios):
@@ -268,32 +269,26 @@ def verdicts(runs):
 
 def main():
     options = arguments()
-    if options.run:
-        return run_here(options)
     options.library, options.runs = os.path.abspath(options.library), os.path.abspath(options.runs)
     runs = []
     if os.path.exists(options.runs):
         with open(options.runs) as file:
             runs = [json.loads(line) for line in file]
     ends = time.monotonic() + 60 * options.minutes
-    for turn in planned(options, {(run["program"], run["allocator"], run["turn"]) for run in runs}):
+    context = loaded_once(options)
+    for program, keys in planned(options, {(run["program"], run["allocator"], run["turn"]) for run in runs}):
         if time.monotonic() > ends:
             break
-        loading = {program: [Run(options, *key) for key in keys] for program, keys in turn.items()}
-        failed = [run.wait() for started in loading.values() for run in started]
-        for program, started in loading.items():
-            if time.monotonic() > ends or any(failed):
-                for run in started:
-                    run.process.kill()
-                continue
-            seen = run_together(started)
-            runs += seen
-            with open(options.runs, "a") as file:
-                file.writelines(json.dumps(run) + "\n" for run in seen)
-            failures = " ".join(run["failure"] for run in seen if "failure" in run)
-            print(f"{program}, turn {seen[0]['turn']} {failures}", file=sys.stderr, flush=True)
-        if any(failed):
-            raise SystemExit(f"a process could not load PyTorch: {next(filter(None, failed))['failure']}")
+        started = [Run(context, options, *key) for key in keys]
+        failed = [failure for failure in [run.wait() for run in started] if failure]
+        seen = failed or run_together(started)
+        for run in started if failed else []:
+            run.process.kill()
+        runs += seen
+        with open(options.runs, "a") as file:
+            file.writelines(json.dumps(run) + "\n" for run in seen)
+        failures = " ".join(run["failure"] for run in seen if "failure" in run)
+        print(f"{program}, turn {seen[0]['turn']} {failures}", file=sys.stderr, flush=True)
     rows = verdicts(runs) if options.check else summary(runs)
     width = max(len(row) for row in rows)
     print("\n".join("| " + " | ".join(row + [""] * (width - len(row))) + " |" for row in rows))
