@@ -6,8 +6,8 @@
     oomph rehearse -- python3 tools/torch-plugin/behaviour.py
 
 Each check is a process of its own and must end as its function says, with no error on the way. Where the GPU
-computes nothing (in a rehearsal), contents are not compared. `soak` runs only when it is asked for. Exits with status 1 if a check
-fails.
+computes nothing (in a rehearsal), contents are not compared. `soak` runs only when it is asked for. In `failing_driver` driver calls
+fail at random (OOMPH_FAULTS). Exits with status 1 if a check fails.
 """
 
 import argparse
@@ -232,6 +232,60 @@ def exported(_):
     os.close(file.value)
 
 
+def failing_driver(options):
+    """Trains for --seconds while driver calls fail at random. Steps that fail are repeated, and all trainings end alike."""
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    import torch
+    from torch import nn
+
+    torch.use_deterministic_algorithms(True)
+    ends, counts = time.monotonic() + options.seconds, {"trainings": 0, "steps": 0, "failed": 0}
+
+    def repeated(work):
+        for attempt in range(1000):
+            try:
+                return work()
+            # `std::bad_alloc`, if it is not known that memory has run out.
+            except (RuntimeError, MemoryError):
+                counts["failed"] += 1
+                if attempt == 999:
+                    raise
+
+    def train():
+        torch.manual_seed(1)
+        model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(1024, 1024), nn.GELU())))
+        repeated(lambda: model.to("cuda"))
+        for step in range(20):
+            batch = torch.randn(64 * (1 + step * 7 % 11), 1024)
+
+            def gradients():
+                for parameter in model.parameters():
+                    parameter.grad = None
+                model(batch.to("cuda")).square().mean().backward()
+
+            repeated(gradients)
+            with torch.no_grad():
+                # In place: nothing is requested, so that this does not fail half-way.
+                for parameter in model.parameters():
+                    parameter.sub_(parameter.grad, alpha=0.1)
+            counts["steps"] += 1
+            if step % 5 == 4:
+                torch.cuda.empty_cache()
+        counts["trainings"] += 1
+        return b"".join(parameter.detach().cpu().numpy().tobytes() for parameter in model.parameters())
+
+    trained, held = set(), set()
+    while counts["trainings"] < 2 or time.monotonic() < ends:
+        trained.add(train())
+        for _ in range(20):
+            # Frees that the driver stopped are repeated.
+            torch.cuda.empty_cache()
+        held.add(torch.cuda.memory_allocated())
+    print(counts)
+    assert counts["failed"] > 0 and len(held) == 1, (counts, held)
+    assert not computes() or len(trained) == 1, "trainings differ"
+
+
 HOG = """
 import sys, torch
 free = torch.cuda.mem_get_info()[0]
@@ -325,13 +379,16 @@ def soak(options):
 # The status with which each check ends.
 CHECKS = {
     live_at_exit: 0, exception: 1, leave_at_once: 7, signalled: -signal.SIGTERM, thread_at_exit: 0, handler_at_exit: 0,
-    graph_at_exit: 0, forked_workers: 0, spawned_processes: 0, threads: 0, exported: 0,
+    graph_at_exit: 0, forked_workers: 0, spawned_processes: 0, threads: 0, exported: 0, failing_driver: 0,
 }
+# One driver call in so many fails in these.
+FAULTS = {failing_driver: 20}
 # These look at all memory of the GPU, or take all time.
 ALONE = {memory_returns: 0, another_process: 0, soak: 0}
 BY_NAME = {check.__name__: check for check in [*CHECKS, *ALONE]}
 # What may not be in the output of a check that ends well.
-COMPLAINTS = ("Traceback", "panicked", "terminate called", "Segmentation", "core dumped", "CUDA error", "CUDA_ERROR")
+CRASHES = ("Traceback", "panicked", "terminate called", "Segmentation", "core dumped")
+COMPLAINTS = (*CRASHES, "CUDA error", "CUDA_ERROR")
 # Lines of our library at exit; any other line of it is an error.
 STATISTICS = re.compile(r"oomph: (\S+ on )?device \d+")
 
@@ -341,7 +398,7 @@ def arguments():
     parser.add_argument("--library", default="target/release/liboomph.so", help="oomph's shared library")
     parser.add_argument("--package", default=os.path.join(HERE, "../../python"), help="the folder of the Python package oomph")
     parser.add_argument("--check", action="append", choices=BY_NAME, help="may be repeated; default: all but soak")
-    parser.add_argument("--seconds", type=int, default=60, help="how long soak takes")
+    parser.add_argument("--seconds", type=int, default=20, help="how long soak and failing_driver take")
     parser.add_argument("--run", choices=BY_NAME, help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -369,7 +426,9 @@ class Check:
         self.name, self.output = name, tempfile.TemporaryFile("w+")
         command = [sys.executable, os.path.abspath(__file__), "--run", name, "--library", os.path.abspath(options.library)]
         command += ["--package", os.path.abspath(options.package), "--seconds", str(options.seconds)]
-        self.process = subprocess.Popen(command, stdout=self.output, stderr=subprocess.STDOUT)
+        self.one_in = FAULTS.get(BY_NAME[name], 0)
+        environment = dict(os.environ, OOMPH_FAULTS=str(self.one_in))
+        self.process = subprocess.Popen(command, stdout=self.output, stderr=subprocess.STDOUT, env=environment)
 
     def verdict(self, limit):
         """What is wrong, or None."""
@@ -383,9 +442,10 @@ class Check:
         if status is None:
             return f"has not ended after {limit} s; said: {self.text.strip()[-2000:] or 'nothing'}"
         wanted = {**CHECKS, **ALONE}[BY_NAME[self.name]]
-        complaints = [word for word in COMPLAINTS if word in self.text]
-        ours = [line for line in self.text.splitlines() if line.startswith("oomph: ")]
-        complaints += [line for line in ours if not STATISTICS.match(line)]
+        complaints = [word for word in (CRASHES if self.one_in else COMPLAINTS) if word in self.text]
+        if not self.one_in:
+            ours = [line for line in self.text.splitlines() if line.startswith("oomph: ")]
+            complaints += [line for line in ours if not STATISTICS.match(line)]
         if wanted == 1 and complaints == ["Traceback"] and "on purpose" in self.text:
             complaints = []
         if status == wanted and not complaints:

@@ -1,6 +1,6 @@
 //! Placing blocks with known lifetimes at offsets in one range of memory: pure arithmetic.
 //!
-//! The offline packing of a trace and the plan of the `planned` strategy both use it. It knows
+//! The offline packing of a trace and the plans of the strategies `planned` and `oomph` use it. It knows
 //! neither traces nor strategies.
 
 use std::{cmp::Reverse, collections::BTreeMap};
@@ -62,7 +62,7 @@ pub fn peak_live_bytes(blocks: &[BlockLifetime]) -> u64 {
 /// layout on every machine. A step is about one comparison with one neighbour, one to three
 /// nanoseconds.
 ///
-/// The first layout is always finished, whatever the budget; what is left goes into better ones.
+/// What is left after the first layout goes into better ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PackingBudget {
     /// How many steps are left.
@@ -271,8 +271,8 @@ pub fn pack_periodic(
 pub enum StreamSharing {
     /// Each stream has memory of its own.
     Never,
-    /// Memory passes between two streams only where one of them has no block for a while: for a part of the period of
-    /// [`IDLE_PART`]. They wait for each other a few times in a step, and their work overlaps in between.
+    /// Memory passes between two streams only where one of them has had no block for at least an eighth of the period. They
+    /// wait for each other a few times in a step, and their work overlaps in between.
     BetweenPhases,
     /// Memory passes to any stream as soon as its block is freed.
     Always,
@@ -341,12 +341,18 @@ pub fn pack_streams(
         packings.entry((sharing == StreamSharing::Never).then_some(stream)).or_default().extend(groups);
     }
     let (mut places, mut height) = (vec![PeriodicPlace::Outside(0); blocks.len()], 0);
+    let mut left = packings.len();
     for (owner, mut groups) in packings {
         groups.sort_by_key(|group| group.life.begin);
         let lives: Vec<BlockLifetime> = groups.iter().map(|group| group.life).collect();
         let own = rooms.iter().enumerate().filter(|(_, (stream, _))| owner.is_none_or(|owner| owner == *stream));
         let (own, sizes): (Vec<usize>, Vec<u64>) = own.map(|(room, &(_, bytes))| (room, bytes)).unzip();
-        let (group_places, bytes) = pack_periodic(&lives, period, &sizes, budget)?;
+        // Better layouts of one stream do not take the budget of the next one.
+        let share = budget.portion(1, left);
+        let mut unspent = share;
+        let (group_places, bytes) = pack_periodic(&lives, period, &sizes, &mut unspent)?;
+        budget.spend(share.steps - unspent.steps);
+        left -= 1;
         for (group, place) in groups.iter().zip(group_places) {
             for &(number, within) in &group.members {
                 places[number] = match place {

@@ -8,15 +8,30 @@ use super::{
     history::{GpuSnapshot, HistorySettings, Watch},
     pools::{Arenas, PoolKey, RouteFilter},
 };
-use oomph_alloc::device::{Device, DeviceSpec, cuda, wrap::LimitedDevice};
+use oomph_alloc::device::{
+    Device, DeviceSpec, cuda,
+    wrap::{FaultPlan, FaultyDevice, LimitedDevice},
+};
 use oomph_alloc::strategy::{Attempt, Caller, Context, Control, Request, Setup, StrategyError};
 use oomph_base::{Address, SiteId, StreamId, ThreadId};
+use rand_chacha::{ChaCha8Rng, rand_core::SeedableRng};
+
+/// A free that must be repeated.
+#[derive(Clone, Copy, Debug)]
+struct UnfinishedFree {
+    address: Address,
+    bytes: u64,
+    /// The driver handle of the stream.
+    stream: u64,
+}
 
 /// A strategy over one GPU, for callers that pass pointers and stream handles.
 pub(crate) struct GpuService {
     number: i32,
     arenas: Arenas,
     device: LimitedDevice<Box<dyn Device>>,
+    /// Frees that a driver error stopped: PyTorch does not repeat them.
+    unfinished: Vec<UnfinishedFree>,
     /// The most bytes to hold, as the environment says.
     limit: Option<u64>,
     /// The most to hold as a fraction of the GPU, as the program says.
@@ -42,7 +57,12 @@ impl GpuService {
             Some(spec) => spec.clone(),
             None => format!("cuda:{number}").parse()?,
         };
-        let mut device = LimitedDevice::to(settings.limit.unwrap_or(u64::MAX), spec.open_as_guest()?);
+        let mut device = spec.open_as_guest()?;
+        if settings.fault_one_in > 0 {
+            let plan = FaultPlan::none().fail_one_in(settings.fault_one_in, ChaCha8Rng::seed_from_u64(number as u64));
+            device = Box::new(FaultyDevice::with(plan, device));
+        }
+        let mut device = LimitedDevice::to(settings.limit.unwrap_or(u64::MAX), device);
         let (spec, props, limit) = (settings.strategy.clone(), device.props().clone(), settings.limit);
         let build = move || Ok(spec.build(&Setup { props: &props, limit })?);
         let strategy = build()?;
@@ -51,10 +71,12 @@ impl GpuService {
         let free = device.memory_info().map_or(device.props().total_bytes, |info| info.free);
         let watch = Watch::new(Comparison::new(settings, device.props(), free), history);
         let arenas = Arenas::new(strategy, Box::new(build));
-        Ok(GpuService { number, arenas, device, limit, fraction: 1.0, streams, is_real, watch })
+        let unfinished = Vec::new();
+        Ok(GpuService { number, arenas, device, unfinished, limit, fraction: 1.0, streams, is_real, watch })
     }
 
     pub(crate) fn alloc(&mut self, bytes: u64, stream: u64) -> Result<Option<Address>, ServiceError> {
+        self.finish_frees();
         let request = Request { bytes, stream: self.stream(stream)?, thread: ThreadId(0), site: SiteId(0) };
         let _guard = self.is_real.then(cuda::keep_context);
         let mut cx = Context { device: &mut self.device, sink: &mut self.watch };
@@ -70,8 +92,18 @@ impl GpuService {
         })
     }
 
-    /// Frees a block of a request for `bytes`, which are known to the caller.
+    /// Frees a block of a request for `bytes`, which are known to the caller. A free that a driver error stops is repeated later.
     pub(crate) fn free(&mut self, address: Address, bytes: u64, stream: u64) -> Result<(), ServiceError> {
+        let free = UnfinishedFree { address, bytes, stream };
+        let freed = self.try_free(free);
+        if !matches!(freed, Ok(()) | Err(ServiceError::Unknown(_))) {
+            self.unfinished.push(free);
+        }
+        freed
+    }
+
+    fn try_free(&mut self, free: UnfinishedFree) -> Result<(), ServiceError> {
+        let UnfinishedFree { address, bytes, stream } = free;
         let caller = Caller { stream: self.stream(stream)?, thread: ThreadId(0) };
         match self.with_arenas(|arenas, cx| arenas.free(cx, address, caller)) {
             Ok(freed) => {
@@ -80,6 +112,18 @@ impl GpuService {
             }
             Err(StrategyError::UnknownBlock { .. }) => Err(ServiceError::Unknown(address)),
             Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Repeats the frees that a driver error stopped.
+    #[inline]
+    fn finish_frees(&mut self) {
+        if !self.unfinished.is_empty() {
+            for free in std::mem::take(&mut self.unfinished) {
+                if self.try_free(free).is_err() {
+                    self.unfinished.push(free);
+                }
+            }
         }
     }
 
@@ -107,6 +151,7 @@ impl GpuService {
     }
 
     pub(crate) fn trim(&mut self) -> Result<(), ServiceError> {
+        self.finish_frees();
         self.with_arenas(|arenas, cx| arenas.trim(cx))?;
         self.watch.comparison.trim();
         self.watch.called(&self.arenas.stats());

@@ -368,6 +368,33 @@ mod tests {
         service.statistics().devices.remove(0).native
     }
 
+    /// PyTorch does not repeat a free: whatever fails, every block becomes free in the end, and all memory goes back.
+    #[test]
+    fn frees_that_the_driver_stops_are_finished_later() {
+        let mut stopped = 0;
+        for strategy in ["oomph", "caching", "caching:expandable_segments:True", "async"] {
+            let service = service(strategy, &[("OOMPH_FAULTS", "7"), ("OOMPH_COMPARE", "off")]);
+            let mut free = |(address, bytes)| stopped += u32::from(service.free(address, bytes, 0, 0).is_err());
+            let mut live = Vec::new();
+            for number in 0_u64..500 {
+                let bytes = (1 + number * 7_919 % 97) * MIB;
+                if let Ok(Some(address)) = service.alloc(bytes, 0, number % 3 * 77) {
+                    // Not all calls succeed here, and not all blocks need a second stream.
+                    let _ = service.record_stream(address, 77);
+                    live.push((address, bytes));
+                }
+                if live.len() > 20 {
+                    free(live.swap_remove((number % 19) as usize));
+                }
+            }
+            live.into_iter().for_each(&mut free);
+            let given_back = || service.reset().is_ok() && service.reserved(0) == 0;
+            assert!((0..1_000).any(|_| given_back()), "{strategy}");
+            assert_eq!(service.statistics().devices[0].stats.live_blocks, 0, "{strategy}");
+        }
+        assert!(stopped > 0);
+    }
+
     #[test]
     fn every_device_has_its_own_memory() {
         let variables = |name: &str| match name {

@@ -21,6 +21,8 @@ pub(crate) struct ServiceSettings {
     pub(crate) statistics_file: Option<PathBuf>,
     /// `OOMPH_OUT_OF_MEMORY`: `null` by default.
     pub(crate) out_of_memory: OutOfMemorySignal,
+    /// `OOMPH_FAULTS`: one driver call in so many fails at random, for tests; 0, the default, for none.
+    pub(crate) fault_one_in: u64,
     /// PyTorch's own allocator with the settings of the program, as a strategy; `None` with
     /// `OOMPH_COMPARE=off`, and where it would be compared with itself.
     pub(crate) native: Option<String>,
@@ -55,6 +57,9 @@ pub(crate) enum ServiceSettingsError {
     /// An unknown word.
     #[error("OOMPH_OUT_OF_MEMORY: '{0}' is neither null nor throw")]
     OutOfMemory(String),
+    /// Not a number.
+    #[error("OOMPH_FAULTS: '{0}' is not a number; one driver call in so many fails")]
+    Faults(String),
     /// An unknown word.
     #[error("OOMPH_COMPARE: '{0}' is neither on nor off")]
     Compare(String),
@@ -80,6 +85,10 @@ impl ServiceSettings {
                 None | Some("null") => OutOfMemorySignal::Null,
                 Some("throw") => OutOfMemorySignal::Throw,
                 Some(other) => return Err(ServiceSettingsError::OutOfMemory(other.to_owned())),
+            },
+            fault_one_in: match variable("OOMPH_FAULTS") {
+                None => 0,
+                Some(text) => text.parse().map_err(|_| ServiceSettingsError::Faults(text))?,
             },
         })
     }
@@ -137,6 +146,7 @@ mod tests {
             ("OOMPH_DEVICE", "tpu"),
             ("OOMPH_OUT_OF_MEMORY", "panic"),
             ("OOMPH_COMPARE", "maybe"),
+            ("OOMPH_FAULTS", "some"),
         ] {
             let message = read(&[(name, value)]).unwrap_err().to_string();
             assert!(message.starts_with(&format!("{name}: ")), "{message}");

@@ -8,7 +8,8 @@
 //!   blocks that live long do not obstruct large ones, and both share all memory.
 //! - Free blocks are found in constant time ([`FreeLists`]), and a block is one cache line.
 //! - Memory freed on one stream serves another before reserved memory grows: one event makes the
-//!   second stream wait for the first, on the device.
+//!   second stream wait for the first, on the device. Before the free, the stream of a block must have joined all others that
+//!   use it, or `used_on` must have named them: PyTorch requires the same.
 //! - While a CUDA graph is captured, and in the memory of captured graphs, a request is served by free memory of its own
 //!   stream or by new memory: nothing is moved, given back, waited for or passed from stream to stream.
 //! - A step that the program repeats is learned, and its blocks are placed together (`steps`): steady steps move nothing.

@@ -136,7 +136,7 @@ impl OomphAllocator {
         self.find_outside_plan(cx, stream, bytes)
     }
 
-    /// The same, without the memory of a plan. While there is a plan, memory does not grow beyond the slack.
+    /// The same, without the memory of a plan. While there is a plan, memory grows only as [`OomphAllocator::may_grow_beside_plan`] allows.
     fn find_outside_plan(&mut self, cx: &mut Context<'_>, stream: StreamId, bytes: u64) -> FoundBlock {
         if let Some(slot) = self.take_cached(stream, bytes, false) {
             return Ok(Some((slot, false)));

@@ -15,6 +15,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    iter,
     ops::Range,
 };
 
@@ -53,13 +54,16 @@ const STEPS_OF_SUCCESS: u64 = 4;
 /// Moves often end after some steps, and then the memory would be lost for nothing.
 const ALLOWED_PER_REFUSAL: u64 = 10;
 const MOST_ALLOWED: u64 = 40;
-/// Streams share memory only if a plan needs more new memory than this otherwise, because sharing makes them wait, and first only
-/// [between phases](StreamSharing::BetweenPhases).
+/// Streams share memory only if a plan needs more new memory than this otherwise, in thousandths of the most that was live,
+/// because sharing makes them wait. At first they share only [between phases](StreamSharing::BetweenPhases).
 const WORTH_SHARING: u64 = 30;
+/// Memory is not shared if a block then has its place where more than this many blocks of other streams have theirs, on average.
+/// They are looked through for each request.
+const MOST_SHARERS: usize = 64;
 /// A plan also places blocks in free parts of chunks that are partly in use, if they have at least this size. Slabs need the rest.
 const SMALLEST_ROOM: u64 = 4 * MIB;
-/// The work for the packing of a step, in units of one to three nanoseconds.
-const PACKING_STEPS: u64 = 200_000_000;
+/// The work for one packing of a step, in units of one to three nanoseconds. A step is packed up to four times.
+const PACKING_STEPS: u64 = 50_000_000;
 
 /// A stream and a rounded size.
 type RequestShape = (StreamId, u64);
@@ -180,7 +184,7 @@ impl StepHistory {
         };
         let request = |index| {
             let (shape, lifetime) = (self.at(index).shape, lifetime(index));
-            PlannedRequest { shape, lifetime, address: None, shares_with: BTreeMap::new(), last_free: 0 }
+            PlannedRequest { shape, lifetime, address: None, shares_with: Sharers::new(), last_free: 0 }
         };
         StepPlan::new((first..=newest).map(request).collect(), length as u32)
     }
@@ -222,10 +226,23 @@ struct PlannedRequest {
     /// stream uses.
     lifetime: Option<(u32, u32)>,
     address: Option<u64>,
-    /// The requests that use some of the same memory, by stream, without those of its own stream.
-    shares_with: BTreeMap<StreamId, Vec<usize>>,
+    shares_with: Sharers,
     /// The number of its last free among its stream's frees of planned memory; 0 if there was none.
     last_free: u64,
+}
+
+/// The requests that use some of the same memory as another one, by stream, without those of its own stream.
+type Sharers = BTreeMap<StreamId, Vec<usize>>;
+
+/// Places for all blocks of a step.
+#[derive(Clone, Debug)]
+struct StepLayout {
+    /// By request; `None` for one that is not planned.
+    addresses: Vec<Option<u64>>,
+    /// By request; `None` if streams share no memory.
+    sharers: Option<Vec<Sharers>>,
+    /// The end of the places outside of the rooms.
+    end: u64,
 }
 
 /// The requests of a step in order, and the position of the program in it.
@@ -335,46 +352,55 @@ impl StepPlan {
         unplanned.map(|request| request.shape.1).sum()
     }
 
-    /// Places all blocks in `rooms` and from `base` on, and returns the end.
-    fn place(&mut self, base: u64, sharing: StreamSharing, rooms: &[FreeRoom]) -> Option<u64> {
+    /// Finds places for all blocks in `rooms` and from `base` on.
+    fn lay_out(&self, base: u64, sharing: StreamSharing, rooms: &[FreeRoom]) -> Option<StepLayout> {
         let (numbers, blocks) = self.planned();
         let mut budget = PackingBudget::of_steps(PACKING_STEPS);
         let is_shared = sharing != StreamSharing::Never;
-        // For `find_sharing`.
+        // For `sharers`.
         if is_shared && !budget.spend((blocks.len() as u64).pow(2)) {
             return None;
         }
         let sizes: Vec<(StreamId, u64)> = rooms.iter().map(|(stream, room)| (*stream, room.end - room.start)).collect();
         let (places, height) = pack_streams(&blocks, self.period, sharing, &sizes, &mut budget)?;
+        let mut addresses = vec![None; self.requests.len()];
         for (number, place) in numbers.into_iter().zip(places) {
-            self.requests[number].address = Some(match place {
+            addresses[number] = Some(match place {
                 PeriodicPlace::Room(room, offset) => rooms[room].1.start + offset,
                 PeriodicPlace::Outside(offset) => base + offset,
             });
         }
-        self.stream_order = is_shared.then(StreamOrder::default);
-        if is_shared {
-            self.find_sharing();
-        }
-        Some(base + height)
+        let sharers = if is_shared { Some(self.sharers(&addresses)?) } else { None };
+        Some(StepLayout { addresses, sharers, end: base + height })
     }
 
-    /// Finds the requests of other streams that use the memory of each request.
-    fn find_sharing(&mut self) {
-        let place = |(number, request): (usize, &PlannedRequest)| {
+    /// For each request, the requests of other streams that use some of the same memory; `None` if these are too many.
+    fn sharers(&self, addresses: &[Option<u64>]) -> Option<Vec<Sharers>> {
+        let place = |(number, (request, address)): (usize, (&PlannedRequest, &Option<u64>))| {
             let (stream, bytes) = request.shape;
-            request.address.map(|low| (low..low + bytes, stream, number))
+            address.map(|low| (low..low + bytes, stream, number))
         };
-        let places: Vec<(Range<u64>, StreamId, usize)> = self.requests.iter().enumerate().filter_map(place).collect();
+        let places: Vec<(Range<u64>, StreamId, usize)> =
+            self.requests.iter().zip(addresses).enumerate().filter_map(place).collect();
+        let mut found = vec![Sharers::new(); self.requests.len()];
+        let mut left = places.len() * MOST_SHARERS;
         for (range, stream, number) in &places {
-            let mut sharing: BTreeMap<StreamId, Vec<usize>> = BTreeMap::new();
             for (other, user, sharer) in &places {
                 if user != stream && other.start < range.end && range.start < other.end {
-                    sharing.entry(*user).or_default().push(*sharer);
+                    left = left.checked_sub(1)?;
+                    found[*number].entry(*user).or_default().push(*sharer);
                 }
             }
-            let request = &mut self.requests[*number];
-            (request.shares_with, request.last_free) = (sharing, 0);
+        }
+        Some(found)
+    }
+
+    /// From now on, blocks have their places there.
+    fn use_layout(&mut self, layout: StepLayout) {
+        self.stream_order = layout.sharers.is_some().then(StreamOrder::default);
+        let sharers = layout.sharers.into_iter().flatten().chain(iter::repeat_with(Sharers::new));
+        for ((request, address), shares_with) in self.requests.iter_mut().zip(layout.addresses).zip(sharers) {
+            (request.address, request.shares_with, request.last_free) = (address, shares_with, 0);
         }
     }
 
@@ -389,10 +415,6 @@ impl StepPlan {
 
     fn streams(&self) -> BTreeSet<StreamId> {
         self.requests.iter().map(|request| request.shape.0).collect()
-    }
-
-    fn has_streams(&self) -> bool {
-        self.requests.iter().any(|request| request.shape.0 != self.requests[0].shape.0)
     }
 
     /// Follows a request; returns its number in the step, or `None` if it is not expected.
@@ -459,7 +481,7 @@ impl OomphAllocator {
     /// A stream is going to be captured, and its events cannot be waited for then.
     pub(super) fn prepare_capture(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         match &self.plan {
-            Some(plan) if plan.has_streams() => self.give_up_plan(cx),
+            Some(plan) if plan.streams().len() > 1 => self.give_up_plan(cx),
             _ => Ok(()),
         }
     }
@@ -494,7 +516,6 @@ impl OomphAllocator {
         }
         let Some(number) = followed else { return Ok(None) };
         if number == plan.turn && !self.is_placed && !self.place_step(cx)? {
-            self.plan = None;
             return Ok(None);
         }
         let Some((around, address)) = self.planned_block(number) else { return Ok(None) };
@@ -530,7 +551,8 @@ impl OomphAllocator {
         rest
     }
 
-    /// Places the blocks of the step and moves memory there. Returns false if that would need too much new memory.
+    /// Places the blocks of the step and moves memory there. Returns false, and the plan is gone, if that would need too much
+    /// new memory, or if no places were found.
     fn place_step(&mut self, cx: &mut Context<'_>) -> Result<bool, StrategyError> {
         let Some(mut plan) = self.plan.take() else { return Ok(false) };
         self.mapping.mend(cx.device)?;
@@ -543,28 +565,36 @@ impl OomphAllocator {
         // What the plan does not place needs memory too.
         let free_bytes = free.iter().map(FreeChunks::bytes).sum::<u64>().saturating_sub(plan.unplanned_bytes());
         let live = self.stats.peak.active;
-        let new_bytes = |plan: &mut StepPlan, sharing: StreamSharing, rooms: &[FreeRoom]| {
-            let end = plan.place(gap.start, sharing, rooms)?;
-            Some((end - gap.start, round_up(end - gap.start, self.page).saturating_sub(free_bytes)))
+        // A layout, and the new memory that it needs.
+        let lay_out = |sharing: StreamSharing, rooms: &[FreeRoom]| {
+            let layout = plan.lay_out(gap.start, sharing, rooms)?;
+            Some((round_up(layout.end - gap.start, self.page).saturating_sub(free_bytes), layout))
         };
         let streams = plan.streams();
-        let (mut needed, mut rooms) = (new_bytes(&mut plan, StreamSharing::Never, &[]), Vec::new());
-        if needed.is_some_and(|(_, new)| new > 0) {
+        let (mut best, mut rooms) = (lay_out(StreamSharing::Never, &[]), Vec::new());
+        if best.as_ref().is_none_or(|&(new, _)| new > 0) {
             rooms = self.free_in_used_chunks(&runs, &streams);
             rooms.retain(|(_, room)| room.end - room.start >= SMALLEST_ROOM);
-            needed = new_bytes(&mut plan, StreamSharing::Never, &rooms);
         }
-        for sharing in [StreamSharing::BetweenPhases, StreamSharing::Always] {
-            if streams.len() > 1 && needed.is_some_and(|(_, new)| new > live / 1000 * WORTH_SHARING) {
-                needed = new_bytes(&mut plan, sharing, &rooms);
+        for (sharing, worth) in [
+            (StreamSharing::Never, 0),
+            (StreamSharing::BetweenPhases, WORTH_SHARING),
+            (StreamSharing::Always, WORTH_SHARING),
+        ] {
+            let is_new = if sharing == StreamSharing::Never { !rooms.is_empty() } else { streams.len() > 1 };
+            if is_new && best.as_ref().is_none_or(|&(new, _)| new > live / 1000 * worth) {
+                best = best.into_iter().chain(lay_out(sharing, &rooms)).min_by_key(|&(new, _)| new);
             }
         }
         let allowed = self.history.allowed(live);
         // Counted as a refusal whatever happens from here on: a failing call would happen again in the next step.
         self.history.refused(plan.requests.len() as u64);
-        let fits = |&(bytes, new): &(u64, u64)| new <= allowed && round_up(bytes, self.page) <= gap_bytes;
-        let Some((bytes, _)) = needed.filter(fits) else { return Ok(false) };
-        let bytes = round_up(bytes, self.page);
+        let Some((new, layout)) = best else { return Ok(false) };
+        let bytes = round_up(layout.end - gap.start, self.page);
+        if new > allowed || bytes > gap_bytes {
+            return Ok(false);
+        }
+        plan.use_layout(layout);
         plan.trim_rooms(&mut rooms);
         if plan.stream_order.is_some() && !rooms.is_empty() {
             // Rooms have been used by the streams that they belong to.
@@ -595,9 +625,12 @@ impl OomphAllocator {
 
     /// All later work of each stream comes after what the others have queued so far.
     fn wait_for_each_other(&mut self, cx: &mut Context<'_>, streams: &BTreeSet<StreamId>) -> Result<(), StrategyError> {
-        for (&waits, &other) in streams.iter().flat_map(|waits| streams.iter().map(move |other| (waits, other))) {
-            if waits != other {
-                self.wait_event.wait(cx.device, waits, other)?;
+        if streams.len() > 1 {
+            for &other in streams {
+                self.wait_event.record(cx.device, other)?;
+                for &waits in streams.iter().filter(|&&waits| waits != other) {
+                    self.wait_event.wait_for_recorded(cx.device, waits)?;
+                }
             }
         }
         Ok(())
@@ -624,7 +657,7 @@ impl OomphAllocator {
     pub(super) fn give_up_plan(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         let Some(plan) = &self.plan else { return Ok(()) };
         // A plan of several streams is given up before a stream is captured (`prepare_capture`).
-        if self.is_placed && plan.has_streams() {
+        if self.is_placed {
             // Free blocks of the plan were joined whatever streams used them.
             let streams = plan.streams();
             self.wait_for_each_other(cx, &streams)?;
@@ -674,7 +707,7 @@ mod tests {
                 shape: (StreamId(stream), mebibytes * MIB),
                 lifetime: Some(life),
                 address: None,
-                shares_with: BTreeMap::new(),
+                shares_with: Sharers::new(),
                 last_free: 0,
             };
             self.strategy.plan = Some(StepPlan::new(requests.iter().map(request).collect(), period));
