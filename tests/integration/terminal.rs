@@ -7,8 +7,9 @@ use super::command::oomph;
 const WIDTH: usize = 80;
 /// Signs after which a name may go on in the next line.
 const SIGNS: [char; 6] = [':', ',', '/', '=', '@', '-'];
-/// The sentence of a table that only a narrow terminal gets.
-const HIDDEN: &str = "Columns hidden because the terminal is narrow:";
+/// How sentences begin that only one of two runs may have: a narrow terminal gets fewer columns, and the machine may be busy
+/// during one run.
+const IN_ONE_RUN: [&str; 2] = ["Columns hidden because the terminal is narrow:", "The machine was busy:"];
 
 /// Standard output of a command whose reader sees this many columns.
 fn output(arguments: &str, folder: &Path, columns: Option<usize>) -> String {
@@ -33,15 +34,26 @@ fn may_be_long(line: &str) -> bool {
 /// Units of figures that differ from run to run: a rate may be in MiB at one time and in GiB at the next.
 const UNITS: [&str; 10] = ["B", "KiB", "MiB", "GiB", "TiB", "ns", "us", "ms", "s", "min"];
 
-/// The words of a text, without units and without the sentences about missing columns.
+/// A text in one line without the sentences that begin so.
+fn without(text: &str, beginning: &str) -> String {
+    let mut parts = text.split(beginning);
+    let first = parts.next().unwrap_or("").to_owned();
+    parts.filter_map(|part| part.split_once(". ")).fold(first, |text, (_, after)| text + after)
+}
+
+/// The words of a text, without units and without the sentences that the other run may not have.
 fn words(text: &str) -> Vec<String> {
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    let without = text.split(HIDDEN).enumerate().map(|(place, part)| match place {
-        0 => part,
-        _ => part.split_once(". ").map_or("", |(_, after)| after),
-    });
-    let words = without.flat_map(str::split_whitespace).filter(|word| word.chars().any(char::is_alphabetic));
+    let text = IN_ONE_RUN.iter().fold(text, |text, beginning| without(&text, beginning));
+    let words = text.split_whitespace().filter(|word| word.chars().any(char::is_alphabetic));
     words.filter(|word| !UNITS.contains(word)).map(str::to_owned).collect()
+}
+
+#[test]
+fn sentences_of_one_run_are_left_out() {
+    let text = "Spread: of rounds. The machine was busy: 1 of 1 rows spread by more than 10 %. Columns hidden\nbecause the terminal is \
+                narrow: free ns. results: folder";
+    assert_eq!(words(text), ["Spread:", "of", "rounds.", "results:", "folder"]);
 }
 
 /// Whether a word of the narrow text is whole, or a part of a name that begins and ends at a sign.
