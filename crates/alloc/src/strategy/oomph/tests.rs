@@ -9,7 +9,7 @@ use std::{
 use super::{super::test_device::simulated, *};
 use crate::device::{
     CallKind, Device,
-    wrap::{DriverAnswer, DriverCall, InterceptedDevice, Interceptor},
+    wrap::{DriverAnswer, DriverCall, DriverReply, InterceptedDevice, Interceptor},
 };
 use crate::strategy::Silent;
 use oomph_base::{EventId, GIB, MIB, SiteId, ThreadId};
@@ -26,11 +26,12 @@ struct WorkOrder {
     /// What all later work of each stream comes after.
     streams: [FreesBefore; STREAMS],
     events: BTreeMap<EventId, FreesBefore>,
-    /// The stream of each live block, by address.
-    live: BTreeMap<u64, usize>,
+    /// The streams that use each live block, by address; the first is its own.
+    live: BTreeMap<u64, Vec<usize>>,
     /// Freed memory, its stream, and the number of the free among that stream's.
     freed: Vec<(Range<u64>, usize, usize)>,
     host: FreesBefore,
+    queries: u64,
 }
 
 impl WorkOrder {
@@ -57,18 +58,19 @@ impl WorkOrder {
     fn allocate(&mut self, block: &Block, stream: usize) {
         let before = self.streams[stream];
         self.use_memory(&(block.address.0..block.address.0 + block.size), &before);
-        self.live.insert(block.address.0, stream);
+        self.live.insert(block.address.0, vec![stream]);
     }
 
     fn free(&mut self, block: &Block) {
-        let stream = self.live.remove(&block.address.0).unwrap();
-        self.streams[stream][stream] += 1;
-        self.freed.push((block.address.0..block.address.0 + block.size, stream, self.streams[stream][stream]));
+        for stream in self.live.remove(&block.address.0).unwrap() {
+            self.streams[stream][stream] += 1;
+            self.freed.push((block.address.0..block.address.0 + block.size, stream, self.streams[stream][stream]));
+        }
     }
 }
 
 impl Interceptor for Arc<Mutex<WorkOrder>> {
-    fn after<D: Device + ?Sized>(&mut self, call: &DriverCall, _: &mut DriverAnswer, _: &D) {
+    fn after<D: Device + ?Sized>(&mut self, call: &DriverCall, answer: &mut DriverAnswer, _: &D) {
         let order = &mut *self.lock().unwrap();
         let at = |stream: StreamId| usize::from(stream.0);
         match *call {
@@ -77,6 +79,15 @@ impl Interceptor for Arc<Mutex<WorkOrder>> {
             }
             DriverCall::StreamWaitEvent { stream, event } => {
                 WorkOrder::join(&mut order.streams[at(stream)], &order.events[&event]);
+            }
+            // Every second time, the work is still running.
+            DriverCall::EventQuery { event } => {
+                order.queries += 1;
+                if order.queries.is_multiple_of(2) {
+                    *answer = Ok(DriverReply::Ready(false));
+                } else {
+                    order.host_waits(order.events[&event]);
+                }
             }
             DriverCall::StreamSynchronize { stream } => order.host_waits(order.streams[at(stream)]),
             DriverCall::EventSynchronize { event } => order.host_waits(order.events[&event]),
@@ -131,9 +142,19 @@ impl OomphBench {
     }
 
     pub(super) fn free(&mut self, block: Block) {
-        let mut cx = Context { device: &mut *self.device, sink: &mut Silent };
-        assert_eq!(self.strategy.free(&mut cx, block, Caller::default()).unwrap(), Freed::Now);
+        let is_shared = self.order.lock().unwrap().live[&block.address.0].len() > 1;
+        // The work that uses the block was queued before.
         self.order.lock().unwrap().free(&block);
+        let mut cx = Context { device: &mut *self.device, sink: &mut Silent };
+        let freed = self.strategy.free(&mut cx, block, Caller::default()).unwrap();
+        assert!(is_shared || freed == Freed::Now);
+    }
+
+    /// The block is used on another stream as well.
+    fn use_on(&mut self, block: &Block, stream: u16) {
+        let mut cx = Context { device: &mut *self.device, sink: &mut Silent };
+        self.strategy.used_on(&mut cx, block, StreamId(stream)).unwrap();
+        self.order.lock().unwrap().live.get_mut(&block.address.0).unwrap().push(stream.into());
     }
 
     fn calls(&self, kind: CallKind) -> u64 {
@@ -325,6 +346,16 @@ type StepRequest = (u64, u16, usize);
 impl OomphBench {
     /// Runs a step and returns the blocks that it leaves. No two live blocks overlap.
     fn step(&mut self, script: &[StepRequest], kept: &mut Vec<(usize, Block)>) {
+        self.step_with_users(script, kept, |_| None);
+    }
+
+    /// The same, where some blocks are used on another stream, by number of the request.
+    fn step_with_users(
+        &mut self,
+        script: &[StepRequest],
+        kept: &mut Vec<(usize, Block)>,
+        user: impl Fn(usize) -> Option<u16>,
+    ) {
         for (number, &(mebibytes, stream, lives)) in script.iter().enumerate() {
             let due = |&(end, _): &(usize, Block)| end <= number;
             for place in (0..kept.len()).rev() {
@@ -336,6 +367,9 @@ impl OomphBench {
             let block = self.alloc(mebibytes * MIB, stream);
             let (start, end) = (block.address.0, block.address.0 + block.size);
             assert!(kept.iter().all(|(_, other)| other.address.0 + other.size <= start || end <= other.address.0));
+            if let Some(other) = user(number).filter(|&other| other != stream) {
+                self.use_on(&block, other);
+            }
             kept.push((number + lives, block));
         }
         for (end, _) in kept {
@@ -463,6 +497,7 @@ mod repeated_steps {
             departures in prop::collection::vec(any::<bool>(), 12),
             chunk in 1u64..8,
             streams in 1u16..=3,
+            users in prop::collection::vec(prop::option::weighted(0.1, 0u16..3), 30),
         ) {
             let on_streams = |requests: Vec<StepRequest>| -> Vec<StepRequest> {
                 requests.into_iter().map(|(size, stream, lives)| (size, stream % streams, lives)).collect()
@@ -471,7 +506,7 @@ mod repeated_steps {
             let mut bench = OomphBench::new(in_chunks_of(2 * chunk * MIB));
             let mut kept = Vec::new();
             for departs in departures {
-                bench.step(&script, &mut kept);
+                bench.step_with_users(&script, &mut kept, |number| users[number]);
                 if departs {
                     bench.step(&other, &mut kept);
                 }
