@@ -139,7 +139,7 @@ def run_and_leave(options, name, allocator, parent):
 
 
 def loaded_once(options):
-    """Makes processes that have loaded PyTorch already."""
+    """What makes processes that have loaded PyTorch already."""
     sys.path[:0] = [os.path.dirname(os.path.abspath(options.programs)), os.path.abspath(options.package)]
     os.environ.pop("PYTORCH_CUDA_ALLOC_CONF", None)
     context = multiprocessing.get_context("forkserver")
@@ -280,10 +280,12 @@ def main():
         if time.monotonic() > ends:
             break
         started = [Run(context, options, *key) for key in keys]
-        failed = [failure for failure in [run.wait() for run in started] if failure]
-        seen = failed or run_together(started)
-        for run in started if failed else []:
-            run.process.kill()
+        failed = [seen for seen in [run.wait() for run in started] if seen]
+        if failed:
+            for run in started:
+                run.process.kill()
+            raise SystemExit(f"a process could not begin: {failed[0]['failure']}")
+        seen = run_together(started)
         runs += seen
         with open(options.runs, "a") as file:
             file.writelines(json.dumps(run) + "\n" for run in seen)

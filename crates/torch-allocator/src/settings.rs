@@ -21,7 +21,7 @@ pub(crate) struct ServiceSettings {
     pub(crate) statistics_file: Option<PathBuf>,
     /// `OOMPH_OUT_OF_MEMORY`: `null` by default.
     pub(crate) out_of_memory: OutOfMemorySignal,
-    /// `OOMPH_FAULTS`: one driver call in so many fails at random, for tests; 0, the default, for none.
+    /// `OOMPH_FAULTS`: each driver call fails with a probability of one over this number, for tests. With 0, the default, none fails.
     pub(crate) fault_one_in: u64,
     /// PyTorch's own allocator with the settings of the program, as a strategy; `None` with
     /// `OOMPH_COMPARE=off`, and where it would be compared with itself.
@@ -58,7 +58,7 @@ pub(crate) enum ServiceSettingsError {
     #[error("OOMPH_OUT_OF_MEMORY: '{0}' is neither null nor throw")]
     OutOfMemory(String),
     /// Not a number.
-    #[error("OOMPH_FAULTS: '{0}' is not a number; one driver call in so many fails")]
+    #[error("OOMPH_FAULTS: '{0}' is not a number such as 20, with which one of 20 driver calls fails")]
     Faults(String),
     /// An unknown word.
     #[error("OOMPH_COMPARE: '{0}' is neither on nor off")]

@@ -570,20 +570,20 @@ impl OomphAllocator {
             let layout = plan.lay_out(gap.start, sharing, rooms)?;
             Some((round_up(layout.end - gap.start, self.page).saturating_sub(free_bytes), layout))
         };
+        let needs_more = |best: &Option<(u64, StepLayout)>, than: u64| best.as_ref().is_none_or(|&(new, _)| new > than);
+        let better = |best: Option<(u64, StepLayout)>, other| best.into_iter().chain(other).min_by_key(|&(new, _)| new);
         let streams = plan.streams();
         let (mut best, mut rooms) = (lay_out(StreamSharing::Never, &[]), Vec::new());
-        if best.as_ref().is_none_or(|&(new, _)| new > 0) {
+        if needs_more(&best, 0) {
             rooms = self.free_in_used_chunks(&runs, &streams);
             rooms.retain(|(_, room)| room.end - room.start >= SMALLEST_ROOM);
+            if !rooms.is_empty() {
+                best = better(best, lay_out(StreamSharing::Never, &rooms));
+            }
         }
-        for (sharing, worth) in [
-            (StreamSharing::Never, 0),
-            (StreamSharing::BetweenPhases, WORTH_SHARING),
-            (StreamSharing::Always, WORTH_SHARING),
-        ] {
-            let is_new = if sharing == StreamSharing::Never { !rooms.is_empty() } else { streams.len() > 1 };
-            if is_new && best.as_ref().is_none_or(|&(new, _)| new > live / 1000 * worth) {
-                best = best.into_iter().chain(lay_out(sharing, &rooms)).min_by_key(|&(new, _)| new);
+        for sharing in [StreamSharing::BetweenPhases, StreamSharing::Always] {
+            if streams.len() > 1 && needs_more(&best, live / 1000 * WORTH_SHARING) {
+                best = better(best, lay_out(sharing, &rooms));
             }
         }
         let allowed = self.history.allowed(live);

@@ -61,11 +61,14 @@ impl WorkOrder {
         self.live.insert(block.address.0, vec![stream]);
     }
 
-    fn free(&mut self, block: &Block) {
-        for stream in self.live.remove(&block.address.0).unwrap() {
+    /// Returns whether other streams used the block, too.
+    fn free(&mut self, block: &Block) -> bool {
+        let users = self.live.remove(&block.address.0).unwrap();
+        for &stream in &users {
             self.streams[stream][stream] += 1;
             self.freed.push((block.address.0..block.address.0 + block.size, stream, self.streams[stream][stream]));
         }
+        users.len() > 1
     }
 }
 
@@ -142,9 +145,8 @@ impl OomphBench {
     }
 
     pub(super) fn free(&mut self, block: Block) {
-        let is_shared = self.order.lock().unwrap().live[&block.address.0].len() > 1;
         // The work that uses the block was queued before.
-        self.order.lock().unwrap().free(&block);
+        let is_shared = self.order.lock().unwrap().free(&block);
         let mut cx = Context { device: &mut *self.device, sink: &mut Silent };
         let freed = self.strategy.free(&mut cx, block, Caller::default()).unwrap();
         assert!(is_shared || freed == Freed::Now);
