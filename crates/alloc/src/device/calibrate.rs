@@ -333,15 +333,29 @@ fn rounds(bytes: u64) -> usize {
 
 /// Sides of square products.
 const SQUARES: [u32; 6] = [256, 512, 1024, 2048, 4096, 8192];
-/// `m x n x k` of a transformer's layers, forward and backward.
-const LAYERS: [(u32, u32, u32); 5] =
-    [(8192, 1024, 1024), (8192, 4096, 1024), (8192, 1024, 4096), (1024, 4096, 8192), (2048, 3072, 1024)];
+/// `m x n x k` of a transformer's layers, forward and backward; the last ones with the few rows of a micro-batch.
+const LAYERS: [(u32, u32, u32); 11] = [
+    (8192, 1024, 1024),
+    (8192, 4096, 1024),
+    (8192, 1024, 4096),
+    (1024, 4096, 8192),
+    (2048, 3072, 1024),
+    (2048, 1024, 1024),
+    (2048, 4096, 1024),
+    (2048, 1024, 4096),
+    (1024, 3072, 1024),
+    (1024, 4096, 1024),
+    (1024, 1024, 4096),
+];
 /// The same for a vocabulary with unaligned rows, in every role.
-const RAGGED: [(ProductRole, u32, u32, u32); 6] = [
+const RAGGED: [(ProductRole, u32, u32, u32); 9] = [
+    (ProductRole::Output, 1024, 50_257, 1024),
     (ProductRole::Output, 2048, 50_257, 1024),
     (ProductRole::Output, 8192, 50_257, 1024),
+    (ProductRole::InputGradient, 1024, 1024, 50_257),
     (ProductRole::InputGradient, 2048, 1024, 50_257),
     (ProductRole::InputGradient, 8192, 1024, 50_257),
+    (ProductRole::WeightGradient, 50_257, 1024, 1024),
     (ProductRole::WeightGradient, 50_257, 1024, 2048),
     (ProductRole::WeightGradient, 50_257, 1024, 8192),
 ];
