@@ -360,14 +360,24 @@ const RAGGED: [(ProductRole, u32, u32, u32); 9] = [
     (ProductRole::WeightGradient, 50_257, 1024, 8192),
 ];
 /// Batch, heads, tokens and width of a head.
-const ATTENTIONS: [(u32, u32, u32, u32); 4] =
-    [(2, 16, 1024, 64), (8, 16, 1024, 64), (2, 16, 4096, 64), (4, 32, 2048, 128)];
+const ATTENTIONS: [(u32, u32, u32, u32); 6] = [
+    (1, 16, 256, 64),
+    (1, 16, 1024, 64),
+    (2, 16, 1024, 64),
+    (8, 16, 1024, 64),
+    (2, 16, 4096, 64),
+    (4, 32, 2048, 128),
+];
 /// Traffic of passes over memory.
 const PASSES: [u64; 11] =
     [64 * KIB, MIB, 8 * MIB, 24 * MIB, 48 * MIB, 96 * MIB, 192 * MIB, 384 * MIB, 768 * MIB, 1536 * MIB, 3 * GIB];
 /// Sizes of copies.
-const COPIES: [u64; 3] = [MIB, 16 * MIB, 256 * MIB];
+const COPIES: [u64; 5] = [4 * KIB, 128 * KIB, MIB, 16 * MIB, 256 * MIB];
 
+/// Work runs for about this long before it is measured, and at most this often: in a training the device is never idle, and
+/// large products then run at a lower clock.
+const WARM_UP: Nanos = Nanos(100_000_000);
+const MOST_WARM_UP: u64 = 2000;
 /// One sample repeats a piece of work for about this long, and at most this often.
 const SAMPLE: Nanos = Nanos(2_000_000);
 const MOST_ROUNDS: u64 = 100;
@@ -483,6 +493,7 @@ fn time(device: &mut dyn Device, work: Work, operands: &[Operands]) -> Result<Wo
     // The first runs warm up: libraries load their kernels, staging memory is made.
     repeat(device, &work, operands, 1)?;
     let once = repeat(device, &work, operands, 1)?;
+    repeat(device, &work, operands, (WARM_UP.0 / once.0.max(1)).min(MOST_WARM_UP))?;
     let rounds = (SAMPLE.0 / once.0.max(1)).clamp(1, MOST_ROUNDS);
     let count = if once > LONG { SAMPLES_OF_LONG } else { WORK_SAMPLES };
     let mut samples = (0..count).map(|_| repeat(device, &work, operands, rounds)).collect::<Result<Vec<Nanos>, _>>()?;
