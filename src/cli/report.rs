@@ -40,7 +40,7 @@ Examples:
   oomph report results/local/2026-11-15-101112-quick
   oomph report shard-1 shard-2 shard-3 --output whole        merge: the CSVs and the page of the run
   oomph report shard-1 shard-2 shard-3 --output all.html     the page only, even if cases are missing
-  oomph report results/2026-11-15-h200/{quick,leaks} -o h200.html
+  oomph report quick-run leaks-run -o both.html              several runs on one page
   oomph report big-run --show training/caching               always draw this case
 
 Shards (`oomph run --partition`) are checked: every case must be there exactly once, and all shards must have the same

@@ -42,7 +42,7 @@ fn page_regenerated_from_files_is_identical() {
 fn report_reads_runs_of_older_releases() {
     let folder = tempfile::tempdir().unwrap();
     let page = folder.path().join("page.html");
-    let published = Path::new(env!("CARGO_MANIFEST_DIR")).join("results/2026-11-15-h200");
+    let published = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/schema-1");
     let runs = ["quick", "throughput", "techniques", "oom-thresholds"].map(|name| published.join(name));
     oomph(folder.path()).arg("report").args(runs).arg("-o").arg(&page).assert().success();
     let text = fs::read_to_string(page).unwrap();

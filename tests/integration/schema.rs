@@ -86,7 +86,7 @@ fn older_runs_cannot_be_resumed() {
 
 #[test]
 fn published_results_of_schema_1_can_be_read() {
-    let published = Path::new(env!("CARGO_MANIFEST_DIR")).join("results/2026-11-15-h200");
+    let published = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/schema-1");
     let folder = TempDir::new().unwrap();
     for name in ["strategies", "oom-thresholds", "techniques", "claims", "throughput"] {
         let place = published.join(name);

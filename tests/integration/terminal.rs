@@ -130,7 +130,7 @@ fn comparisons_of_strategies_fit() {
         "replay training --release 2.1 --release 2.11",
         "run quick --output {folder}",
         "run throughput --filter hot-512/null --output {folder}",
-        "compare results/2026-11-15-h200/quick results/2026-11-15-h200/quick",
+        "compare tests/data/schema-1/quick tests/data/schema-1/quick",
     ] {
         check(arguments);
     }

@@ -15,7 +15,7 @@ fn published() -> &'static PathBuf {
         let page = Path::new(env!("CARGO_TARGET_TMPDIR")).join("report-strategies.html");
         let _ = fs::remove_file(&page);
         let mut oomph = Command::cargo_bin("oomph").unwrap();
-        oomph.args(["report", "results/2026-11-15-h200/strategies", "--output"]).arg(&page).assert().success();
+        oomph.args(["report", "tests/data/schema-1/strategies", "--output"]).arg(&page).assert().success();
         page
     })
 }
@@ -56,7 +56,7 @@ fn all_rows_are_sorted_and_filtered() {
     let Some(browser) = open_published(1280) else { return };
     let heading = format!("{ALL_CASES}.querySelector('th[data-column=peak_reserved_bytes]')");
     let first = format!("Number({ALL_CASES}.tBodies[0].rows[0].cells[{heading}.cellIndex].dataset.value)");
-    let mut reader = csv::Reader::from_path("results/2026-11-15-h200/strategies/runs.csv").unwrap();
+    let mut reader = csv::Reader::from_path("tests/data/schema-1/strategies/runs.csv").unwrap();
     let column = reader.headers().unwrap().iter().position(|name| name == "peak_reserved_bytes").unwrap();
     let most = reader.records().filter_map(|row| row.unwrap()[column].parse::<u64>().ok()).max().unwrap();
     browser.run(&format!("{heading}.querySelector('button').click()"));

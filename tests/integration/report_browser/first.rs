@@ -14,7 +14,7 @@ fn published(suite: &str) -> PathBuf {
     let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("report-first");
     fs::create_dir_all(&place).unwrap();
     let page = place.join(format!("{suite}.html"));
-    let run = Path::new("results/2026-11-15-h200").join(suite);
+    let run = Path::new("tests/data/schema-1").join(suite);
     Command::cargo_bin("oomph").unwrap().arg("report").arg(run).arg("--output").arg(&page).assert().success();
     page
 }

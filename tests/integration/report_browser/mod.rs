@@ -48,7 +48,7 @@ fn page() -> &'static (PathBuf, PathBuf) {
         let oomph = || Command::cargo_bin("oomph").unwrap();
         oomph().args(["run", "--output"]).args([&run, &suite]).assert().success();
         assert!(run.join("report.html").is_file(), "every run writes its page");
-        let published = Path::new("results/2026-11-15-h200");
+        let published = Path::new("tests/data/schema-1");
         let folders = [run.clone(), published.join("techniques"), published.join("oom-thresholds")];
         oomph().arg("report").args(folders).arg("--output").arg(&page).assert().success();
         (run, page)

@@ -360,14 +360,8 @@ const RAGGED: [(ProductRole, u32, u32, u32); 9] = [
     (ProductRole::WeightGradient, 50_257, 1024, 8192),
 ];
 /// Batch, heads, tokens and width of a head.
-const ATTENTIONS: [(u32, u32, u32, u32); 6] = [
-    (1, 16, 256, 64),
-    (1, 16, 1024, 64),
-    (2, 16, 1024, 64),
-    (8, 16, 1024, 64),
-    (2, 16, 4096, 64),
-    (4, 32, 2048, 128),
-];
+const ATTENTIONS: [(u32, u32, u32, u32); 6] =
+    [(1, 16, 256, 64), (1, 16, 1024, 64), (2, 16, 1024, 64), (8, 16, 1024, 64), (2, 16, 4096, 64), (4, 32, 2048, 128)];
 /// Traffic of passes over memory.
 const PASSES: [u64; 11] =
     [64 * KIB, MIB, 8 * MIB, 24 * MIB, 48 * MIB, 96 * MIB, 192 * MIB, 384 * MIB, 768 * MIB, 1536 * MIB, 3 * GIB];
