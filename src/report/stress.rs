@@ -15,7 +15,7 @@ use crate::{
     base::Bytes,
     measure::{SCHEMA, digits},
     stress::{
-        StressState, TotalsRow, VerdictRow,
+        StressState, TotalsRow, UNTESTED, VerdictRow,
         adversary::{AdversaryRow, BoundStanding},
         misuse::{MisuseConsequence, MisuseRow},
     },
@@ -94,7 +94,10 @@ fn matrix(
 
 fn failures(rows: &[VerdictRow]) -> String {
     match rows.iter().filter(|row| row.verdict == "failed").count() {
-        0 => "No failures. Running out of memory is a result, not a failure.".to_owned(),
+        0 => match rows.iter().filter(|row| row.verdict == UNTESTED).count() {
+            0 => "No failures. Running out of memory is a result, not a failure.".to_owned(),
+            many => format!("No failures, but {many} of {} were not tested: the run was stopped before.", rows.len()),
+        },
         many => format!("{}:", counted(many, "failure", "failures")),
     }
 }
@@ -457,6 +460,8 @@ mod tests {
         assert_eq!(text.matches("repeat: oomph stress").count(), 2, "{text}");
         assert!(text.contains("2 failures:") && text.contains("broken.oomph (3 events)"), "{text}");
         assert!(verdicts()[..1].text(Medium::Markdown).contains("No failures."));
+        let stopped = [verdicts().remove(0), VerdictRow { verdict: UNTESTED.to_owned(), ..VerdictRow::default() }];
+        assert!(stopped[..].text(Medium::Markdown).contains("No failures, but 1 of 2 were not tested"));
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub use integrity::{BlockSizes, BlockSizesError, EnduranceTest, StopCondition};
 pub use shrink::shrink;
 pub use state::{EnduranceOutcome, IntegrityCounts, MemoryLevels, StrategyTotals, StressSlice, StressState, TotalsRow};
 pub use target::{StressTarget, TargetError};
-pub use verdict::{FailureEvidence, StressFailure, StressKind, StressVerdict, VerdictRow};
+pub use verdict::{FailureEvidence, StressFailure, StressKind, StressVerdict, UNTESTED, VerdictRow};
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},

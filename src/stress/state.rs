@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{FailureEvidence, StressFailure};
+use super::{FailureEvidence, StressFailure, UNTESTED};
 use crate::strategy::Usage;
 
 /// The result of one run for one strategy.
@@ -222,6 +222,7 @@ impl StressState {
         let verdict = match (failures.is_empty(), skipped) {
             (false, _) => "failed",
             (true, Some(_)) if *slices == 0 => "skipped",
+            (true, None) if *slices == 0 => UNTESTED,
             (true, _) => "passed",
         };
         let seen = evidence.iter().find(|(whose, _)| whose == strategy).map(|(_, seen)| seen.clone());

@@ -38,6 +38,9 @@ pub struct StressKind {
     pub judge: fn(&StressTarget, u64, &StressBudget<'_>) -> StressVerdict,
 }
 
+/// The verdict on a strategy for which no time was left.
+pub const UNTESTED: &str = "untested";
+
 /// The result of one kind of stress for one strategy.
 #[derive(Clone, Debug, Default)]
 pub struct StressVerdict {
@@ -67,7 +70,7 @@ pub struct VerdictRow {
     pub kind: String,
     /// The strategy as users type it.
     pub strategy: String,
-    /// `passed`, `failed` or `skipped`.
+    /// `passed`, `failed`, `skipped` or `untested`.
     pub verdict: String,
     /// The number of programs played.
     pub trials: u64,
@@ -113,6 +116,8 @@ impl StressVerdict {
         match (&self.skipped, self.failures.is_empty()) {
             (_, false) => "failed",
             (Some(_), true) => "skipped",
+            // Stopped before its first program.
+            (None, true) if self.row.trials == 0 => UNTESTED,
             (None, true) => "passed",
         }
     }
@@ -143,6 +148,7 @@ mod tests {
     #[test]
     fn one_row_per_failure() {
         let mut verdict = StressVerdict::new("properties", "caching");
+        assert_eq!(verdict.word(), "untested", "nothing was played");
         verdict.count(&CheckedRun { events: 7, served: 3, ..CheckedRun::default() });
         assert_eq!((verdict.word(), verdict.rows(&[]).len()), ("passed", 1));
         verdict.skipped = Some("no GPU".to_owned());
