@@ -11,23 +11,12 @@ import statistics
 import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# The folders of the measurements. A new campaign has the same file names in a new folder.
-H200 = "results/2026-11-15-h200"
+# The folders of the measurements: programs and models, what tools/campaign.py measured, and two days with other questions.
 PYTHON = "results/2026-11-17-h200"
-# What tools/campaign.py has measured so far.
 CAMPAIGN = f"{PYTHON}/campaign"
+ALLOCATOR = "results/2026-11-18-h200"
+LATEST = "results/2026-11-19-h200"
 RECORDED = "workloads/recorded"
-# Claims that were measured and withdrawn: circular, or true by construction of the workload.
-WITHDRAWN = {"slow-leak", "frag-sign", "batch-first", "hidden-data", "persistent", "profile", "snapshot", "leak-sign", "copies"}
-# Workloads that have another name now than when they were measured.
-RENAMED = {"gpt-124m": "reference-gpt-163m", "gpt-355m": "reference-gpt-406m", "gpt-1.3b": "reference-gpt-1.4b"}
-RENAMED["gpt-moe-8x124m"] = "reference-gpt-moe-560m"
-# Strategies whose defaults were others when they were measured.
-SETTINGS_THEN = {
-    "pool": ["pool:empty_cache:True,lazy_events:True"],
-    "binning": ["binning:empty_cache:True,lazy_events:True"],
-    "bfc": ["bfc:allow_growth:True,empty_cache:True", "bfc:allow_growth:True"],
-}
 EXPANDABLE = "caching:expandable_segments:True"
 
 FIGURES, TABLES = {}, {}
@@ -144,14 +133,10 @@ STRATEGY_NAMES = {
     "binning": "`binning` (RMM)",
     "direct": "`direct` (cudaMalloc)",
 }
-STRATEGIES = f"{H200}/strategies/runs.csv"
-SIMULATED = f"{H200}/simulated/strategies.csv"
-
-
-# The same of the campaign.
-NOW = f"{CAMPAIGN}/strategies/runs.csv"
-NOW_SIMULATED = f"{CAMPAIGN}/simulated/strategies.csv"
-NOW_BOUNDS = f"{CAMPAIGN}/strategies/bounds.csv"
+# On the GPU, and simulated.
+STRATEGIES = f"{CAMPAIGN}/strategies/runs.csv"
+SIMULATED = f"{CAMPAIGN}/simulated/strategies.csv"
+BOUNDS = f"{CAMPAIGN}/strategies/bounds.csv"
 NEEDS = f"{CAMPAIGN}/simulated/bounds.csv"
 
 
@@ -164,7 +149,7 @@ def bounds(file, split=""):
 def need_table():
     """The least memory in which a program completes over its bound, simulated, and the driver time of the GPU."""
     body = []
-    test, real = bounds(NEEDS, "test"), bounds(NOW_BOUNDS)
+    test, real = bounds(NEEDS, "test"), bounds(BOUNDS)
     for name, row in bounds(NEEDS).items():
         if name == "arena":
             continue
@@ -188,58 +173,9 @@ figure("need.sources", NEEDS)(lambda: any_row(NEEDS)["cases"])
 figure("need.test", NEEDS)(lambda: any_row(NEEDS, "test")["families"])
 
 
-def of_strategy(name):
-    return [row for row in rows(STRATEGIES) if row["strategy"] == name]
-
-
-def multiples(name):
-    bound = ("live_peak_rounded_bytes", "bound_rounded_bytes")
-    return [cell(row, "peak_reserved_bytes") / cell(row, *bound) for row in of_strategy(name)]
-
-
-@table("strategies")
-def strategies_table():
-    names = [name for name in {row["strategy"]: 0 for row in rows(STRATEGIES)} if name != "arena"]
-    # By their median. `cub` and `direct` come last: their figures leave out page rounding.
-    names.sort(key=lambda name: (name in ("cub", "direct"), name == "direct", statistics.median(multiples(name))))
-    body = []
-    for name in names:
-        found = multiples(name)
-        seconds = sum(cell(row, "driver_ns") for row in of_strategy(name)) / 1e9
-        shown = f"{statistics.median(found):.3f}", f"{nearest_rank(found, 0.9):.2f}", short(max(found)), f"{short(seconds)} s"
-        body.append([STRATEGY_NAMES.get(name, f"`{name}`"), *shown])
-    return markdown(["strategy", "median:", "90th percentile:", "worst:", "driver time, all patterns:"], body)
-
-
-figure("strategies.count", STRATEGIES)(lambda: len({row["strategy"] for row in rows(STRATEGIES)}))
-figure("strategies.cases", STRATEGIES)(lambda: thousands(len(rows(STRATEGIES))))
-figure("strategies.workloads", STRATEGIES)(lambda: len({row["workload"] for row in rows(STRATEGIES)}) - len(recordings()))
-figure("strategies.recordings", STRATEGIES)(lambda: len(recordings()))
-
-
-def recordings():
-    return {row["workload"] for row in rows(STRATEGIES) if ".pickle" in row["workload"]}
-
-
-@figure("strategies.programs", STRATEGIES)
-def recorded_programs():
-    """Recordings without their allocator settings and caps; another seed is another program."""
-    names = [re.sub(r"_cap\d+", "", name.replace(".pickle.xz", "")) for name in recordings()]
-    return len({name if name.endswith("seed2") else name.split(".")[0] for name in names})
-
-
-@figure("strategies.patterns", STRATEGIES)
-def different_patterns():
-    """Patterns by content: the same numbers of events, requests and frees, and the same peak of live bytes, are one."""
-    bound = ("live_peak_bytes", "bound_requested_bytes")
-    key = lambda row: (row["events"], row["allocs"], row["frees"], cell(row, *bound))
-    return len({key(row) for row in of_strategy("direct")})
-
-
 def identity(row):
-    """A case without its device and limit, by the names of today."""
-    workload = RENAMED.get(row["workload"], row["workload"])
-    return workload, row["strategy"], row.get("limit_bytes", ""), row["seed"]
+    """A case without its device."""
+    return row["workload"], row["strategy"], row.get("limit_bytes", ""), row["seed"]
 
 
 def is_same_program(real, simulated):
@@ -250,14 +186,12 @@ def is_same_program(real, simulated):
 
 
 def pairs(real, simulated):
-    """Cases of a GPU with the same case on the simulated device, under the settings that were the defaults then."""
+    """Cases of a GPU with the same case on the simulated device."""
     there = {identity(row): row for row in rows(simulated)}
     for row in rows(real):
-        workload, strategy, limit, seed = identity(row)
-        names = [*SETTINGS_THEN.get(strategy, []), strategy]
-        found = [there[key] for name in names if (key := (workload, name, limit, seed)) in there]
-        if found and is_same_program(row, found[0]):
-            yield row, found[0]
+        found = there.get(identity(row))
+        if found and is_same_program(row, found):
+            yield row, found
 
 
 def compared():
@@ -305,53 +239,54 @@ def driver_time_table(real, simulated):
 
 
 table("driver-time")(lambda: driver_time_table(STRATEGIES, SIMULATED))
-table("driver-time-now")(lambda: driver_time_table(NOW, NOW_SIMULATED))
+figure("strategies.cases", STRATEGIES)(lambda: thousands(len(rows(STRATEGIES))))
 
 
-def now_compared():
-    return [pair for pair in pairs(NOW, NOW_SIMULATED) if pair[0]["strategy"] not in ("async", "arena")]
+# Techniques.
+
+MODELS_OF_TECHNIQUES = ["reference-gpt-163m", "reference-gpt-406m", "reference-gpt-1.4b", "reference-gpt-13b", "resnet-50"]
+TECHNIQUES = [f"{CAMPAIGN}/techniques-{model}/techniques.csv" for model in MODELS_OF_TECHNIQUES]
+SIMULATED_TECHNIQUES = f"{CAMPAIGN}/simulated/techniques.csv"
+STEP_TIMINGS = f"{RECORDED}/step_timings.csv"
+MODEL = "reference-gpt-406m"
 
 
-figure("now.compared", NOW, NOW_SIMULATED)(lambda: thousands(len(now_compared())))
-figure("now.cases", NOW)(lambda: thousands(len(rows(NOW))))
-
-
-@figure("now.same", NOW, NOW_SIMULATED)
-def now_same():
-    return thousands(sum(real["peak_reserved_bytes"] == ours["peak_reserved_bytes"] for real, ours in now_compared()))
-
-
-# Step times of the campaign.
-
-NOW_TECHNIQUES = [
-    f"{CAMPAIGN}/techniques-{model}/techniques.csv" for model in ("reference-gpt-163m", "reference-gpt-406m", "resnet-50")
-]
-NOW_SIMULATED_TECHNIQUES = f"{CAMPAIGN}/simulated/techniques.csv"
+def technique_rows():
+    return [row for file in TECHNIQUES for row in rows(file)]
 
 
 @functools.cache
 def step_ratios():
     """Simulated step time over the GPU's by model and technique."""
     key = lambda row: (row["model"], row["technique"])
-    ours = {key(row): cell(row, "step_ns") for row in rows(NOW_SIMULATED_TECHNIQUES)}
-    measured = [row for file in NOW_TECHNIQUES for row in rows(file) if cell(row, "step_ns") and ours.get(key(row))]
+    ours = {key(row): cell(row, "step_ns") for row in rows(SIMULATED_TECHNIQUES)}
+    measured = [row for row in technique_rows() if cell(row, "step_ns") and ours.get(key(row))]
     return {key(row): ours[key(row)] / cell(row, "step_ns") for row in measured}
 
 
-figure("steps.count", *NOW_TECHNIQUES)(lambda: len(step_ratios()))
-figure("steps.within", *NOW_TECHNIQUES)(lambda: sum(0.9 <= ratio <= 1.1 for ratio in step_ratios().values()))
-figure("steps.low", *NOW_TECHNIQUES)(lambda: f"{min(step_ratios().values()):.2f}")
-figure("steps.high", *NOW_TECHNIQUES)(lambda: f"{max(step_ratios().values()):.2f}")
+figure("steps.count", *TECHNIQUES)(lambda: len(step_ratios()))
+figure("steps.within", *TECHNIQUES)(lambda: sum(0.9 <= ratio <= 1.1 for ratio in step_ratios().values()))
+figure("steps.low", *TECHNIQUES)(lambda: f"{min(step_ratios().values()):.2f}")
+figure("steps.high", *TECHNIQUES)(lambda: f"{max(step_ratios().values()):.2f}")
+
+
+@table("steps-outside")
+def steps_outside_table():
+    """Techniques whose simulated step time is not within a tenth of the GPU's."""
+    outside = {key: ratio for key, ratio in step_ratios().items() if not 0.9 <= ratio <= 1.1}
+    body = [[f"`{model}`", f"`{name}`", f"{ratio:.2f}"] for (model, name), ratio in outside.items()]
+    return markdown(["model", "technique", "simulated / real:"], body)
 
 
 # RMM's own library.
 
-RMM = f"{H200}/rmm_replay.txt"
+RMM = f"{LATEST}/rmm_replay.txt"
 
 
 def rmm_peaks():
-    for name, kind, peak in re.findall(r"== (\S+) (pool|async|arena)\n.*?peak_reserved_bytes: (\d+)", text(RMM)):
-        yield name, kind, int(peak)
+    for part in text(RMM).split("== ")[1:]:
+        name, kind = part.split()[:2]
+        yield name, kind, int(re.search(r"peak_reserved_bytes: (\d+)", part).group(1))
 
 
 @figure("rmm.same", RMM, STRATEGIES)
@@ -363,60 +298,29 @@ def rmm_same():
 figure("rmm.traces", RMM)(lambda: len({name for name, _, _ in rmm_peaks()}))
 
 
-# Recordings and workloads against the driver's answers.
+# Recordings against the driver's answers.
 
-AGREEMENT = f"{H200}/agreement/recordings.csv"
-THROUGHPUT = f"{H200}/agreement/throughput.txt"
-ASYNC = f"{H200}/agreement/async.txt"
+AGREEMENT, ASYNC = f"{CAMPAIGN}/agreement.csv", f"{CAMPAIGN}/agreement-async.csv"
 
 
-def off(row):
-    return abs(cell(row, "peak_reserved_difference_percent") or 0)
+def off(file):
+    return [100 * abs(cell(row, "peak_reserved_difference_share") or 0) for row in rows(file)]
 
 
 figure("verify.events", AGREEMENT)(lambda: thousands(sum(int(row["events"]) for row in rows(AGREEMENT))))
 figure("verify.agreed", AGREEMENT)(lambda: thousands(sum(int(row["events_agreed"]) for row in rows(AGREEMENT))))
 figure("verify.cases", AGREEMENT)(lambda: len(rows(AGREEMENT)))
-figure("verify.same", AGREEMENT)(lambda: sum(off(row) == 0 for row in rows(AGREEMENT)))
-figure("verify.off", AGREEMENT)(lambda: at_most(max(off(row) for row in rows(AGREEMENT)), 2))
-
-
-def throughput_rows():
-    found = re.findall(r"^ (.{32}) (\S+) +(\d+) +(\d+) % .* (\S+) % +(\S+) %$", text(THROUGHPUT), re.M)
-    name = ""
-    for source, strategy, events, same, reserved, _ in found:
-        name = source.strip() or name
-        yield name, strategy, int(events), int(same), float(reserved)
-
-
-figure("throughput.events", THROUGHPUT)(lambda: thousands(sum(row[2] for row in throughput_rows())))
-figure("throughput.agreed", THROUGHPUT)(lambda: thousands(sum(row[2] for row in throughput_rows() if row[3] == 100)))
-figure("throughput.off", THROUGHPUT)(lambda: at_most(max(abs(row[4]) for row in throughput_rows()), 1))
-figure("async.mean", ASYNC)(lambda: re.search(r"([\d.]+) % off on average", text(ASYNC)).group(1))
-figure("async.most", ASYNC)(lambda: re.search(r"at most -([\d.]+) %", text(ASYNC)).group(1))
-
-
-AGREEMENT_NOW, ASYNC_NOW = f"{CAMPAIGN}/agreement.csv", f"{CAMPAIGN}/agreement-async.csv"
-
-
-def off_now(file):
-    return [100 * abs(cell(row, "peak_reserved_difference_share") or 0) for row in rows(file)]
-
-
-figure("verify-now.events", AGREEMENT_NOW)(lambda: thousands(sum(int(row["events"]) for row in rows(AGREEMENT_NOW))))
-figure("verify-now.agreed", AGREEMENT_NOW)(lambda: thousands(sum(int(row["events_agreed"]) for row in rows(AGREEMENT_NOW))))
-figure("verify-now.cases", AGREEMENT_NOW)(lambda: len(rows(AGREEMENT_NOW)))
-figure("verify-now.same", AGREEMENT_NOW)(lambda: sum(one == 0 for one in off_now(AGREEMENT_NOW)))
-figure("verify-now.off", AGREEMENT_NOW)(lambda: at_most(max(off_now(AGREEMENT_NOW)), 2))
-figure("async-now.mean", ASYNC_NOW)(lambda: f"{statistics.mean(off_now(ASYNC_NOW)):.2f}")
-figure("async-now.most", ASYNC_NOW)(lambda: at_most(max(off_now(ASYNC_NOW)), 2))
+figure("verify.same", AGREEMENT)(lambda: sum(one == 0 for one in off(AGREEMENT)))
+figure("verify.off", AGREEMENT)(lambda: at_most(max(off(AGREEMENT)), 2))
+figure("async.mean", ASYNC)(lambda: f"{statistics.mean(off(ASYNC)):.2f}")
+figure("async.most", ASYNC)(lambda: at_most(max(off(ASYNC)), 2))
 
 
 # Leaks and thresholds.
 
-LEAKS = f"{H200}/leaks/runs.csv"
-SIMULATED_LEAKS = f"{H200}/simulated/leaks.csv"
-THRESHOLDS = f"{H200}/oom-thresholds/thresholds.csv"
+LEAKS = f"{CAMPAIGN}/leaks/runs.csv"
+SIMULATED_LEAKS = f"{CAMPAIGN}/simulated/leaks.csv"
+THRESHOLDS = f"{CAMPAIGN}/oom-thresholds/thresholds.csv"
 
 
 def leak_pairs():
@@ -441,13 +345,18 @@ def leaks_table():
     return markdown(["workload", "strategy", "step on the GPU:", "simulated:"], body)
 
 
-def count_thresholds(file, confirmed):
-    return sum(row["confirmed"] in confirmed for row in rows(file))
+def count_thresholds(confirmed):
+    return sum(row["confirmed"] in confirmed for row in rows(THRESHOLDS))
 
 
-def thresholds_table(file):
+figure("thresholds.cases", THRESHOLDS)(lambda: count_thresholds(("true", "false")))
+figure("thresholds.confirmed", THRESHOLDS)(lambda: count_thresholds(("true",)))
+
+
+@table("thresholds")
+def thresholds_table():
     """The thresholds that are not confirmed, by strategy."""
-    wrong = [row for row in rows(file) if row["confirmed"] == "false"]
+    wrong = [row for row in rows(THRESHOLDS) if row["confirmed"] == "false"]
     body = []
     for name in {row["strategy"]: 0 for row in wrong}:
         mine = [row for row in wrong if row["strategy"] == name]
@@ -457,29 +366,17 @@ def thresholds_table(file):
     return markdown(["strategy", "cases:", "completes with 2 MiB less", "does not complete with 2 MiB more"], body)
 
 
-for name, file in [("thresholds", THRESHOLDS), ("thresholds-now", f"{CAMPAIGN}/oom-thresholds/thresholds.csv")]:
-    figure(f"{name}.cases", file)(functools.partial(count_thresholds, file, ("true", "false")))
-    figure(f"{name}.confirmed", file)(functools.partial(count_thresholds, file, ("true",)))
-    table(name)(functools.partial(thresholds_table, file))
+# What techniques save.
 
 
-# Techniques.
-
-TECHNIQUES = f"{H200}/techniques/techniques.csv"
-SIMULATED_TECHNIQUES = f"{H200}/simulated/techniques.csv"
-STEP_TIMINGS = f"{RECORDED}/step_timings.csv"
-MODEL = "reference-gpt-406m"
+def technique(name, model=MODEL):
+    return next(row for row in technique_rows() if (row["model"], row["technique"]) == (model, name))
 
 
 def reduction(row, kind):
-    percent = cell(row, "reduction_percent" if kind == "allocated" else "reserved_reduction_percent")
-    share = cell(row, f"{kind}_reduction_share")
-    return percent if percent is not None else 100 * share if share is not None else None
-
-
-def technique(name):
-    is_it = lambda row: (RENAMED.get(row["model"], row["model"]), row["technique"]) == (MODEL, name)
-    return next(row for row in rows(TECHNIQUES) if is_it(row))
+    """How much less than the base, in percent."""
+    peaks = [cell(one, f"peak_{kind}_bytes") for one in (row, technique("base", row["model"]))]
+    return 100 * (1 - peaks[0] / peaks[1])
 
 
 TECHNIQUE_TITLES = {
@@ -528,17 +425,17 @@ def techniques_table():
     return markdown(headings, body)
 
 
-@figure("techniques.per_sample", TECHNIQUES)
+@figure("techniques.per_sample", *TECHNIQUES)
 def time_per_sample():
     return f"{2 * cell(technique('half_batch'), 'step_ratio'):.2f}"
 
 
-@figure("techniques.count", TECHNIQUES)
+@figure("techniques.count", *TECHNIQUES)
 def number_of_techniques():
-    return len({row["technique"] for row in rows(TECHNIQUES)} - {"base"})
+    return len({row["technique"] for row in technique_rows()} - {"base"})
 
 
-@figure("techniques.memory_off", TECHNIQUES, STEP_TIMINGS)
+@figure("techniques.memory_off", *TECHNIQUES, STEP_TIMINGS)
 def memory_off():
     """The largest difference to PyTorch's own runs, in points of the saving of allocated memory."""
     return at_most(max(abs(reduction(technique(name), "allocated") - pytorch(name)[0]) for name in PYTORCH_RUNS), 1)
@@ -561,25 +458,27 @@ def techniques_simulated_table():
     """Rows of each model, and how far the simulated ones are off."""
     there = {(row["model"], row["technique"]): row for row in rows(SIMULATED_TECHNIQUES)}
     body = []
-    for model in {row["model"]: 0 for row in rows(TECHNIQUES)}:
-        mine = [row for row in rows(TECHNIQUES) if row["model"] == model]
+    for model in MODELS_OF_TECHNIQUES:
+        mine = [row for row in technique_rows() if row["model"] == model]
         done = [row for row in mine if row["status"] == "completed"]
         ran_out = sum(row["status"] == "oom" for row in mine)
-        names = {row["technique"]: there.get((RENAMED.get(model, model), row["technique"])) for row in done}
+        names = {row["technique"]: there.get((model, row["technique"])) for row in done}
         timed = [row for row in done if names[row["technique"]] and cell(row, "step_ratio") and cell(names[row["technique"]], "step_ratio")]
         steps = [100 * (cell(names[row["technique"]], "step_ratio") / cell(row, "step_ratio") - 1) for row in timed]
-        memory = [abs(reduction(names[row["technique"]], "allocated") - reduction(row, "allocated")) for row in timed]
+        saving = lambda row: 100 * (cell(row, "allocated_reduction_share") or 0)
+        memory = [abs(saving(names[row["technique"]]) - saving(row)) for row in timed]
         shown = [f"{min(steps):+.0f} to {max(steps):+.0f} %", f"{max(memory):.1f} points"] if timed else ["", ""]
         body.append([f"`{model}`", len(mine), len(done), ran_out, len(mine) - len(done) - ran_out, *shown])
     headings = ["model", "rows:", "completed:", "out of memory:", "not possible:", "simulated step ratio:", "simulated saving:"]
     return markdown(headings, body)
 
 
-CONFIRMED = f"{H200}/techniques/confirmed.txt"
+CONFIRMED = f"{LATEST}/techniques-24gib/techniques.md"
 
 
 def confirmed():
-    return [float(a) / float(b) for a, b in re.findall(r"ran on the device in .*?: ([\d.]+) a second, ([\d.]+) simulated", text(CONFIRMED))]
+    found = re.findall(r"ran on the device in .*?: ([\d.]+) samples/s, ([\d.]+) simulated", text(CONFIRMED))
+    return [float(real) / float(simulated) for real, simulated in found]
 
 
 figure("confirmed.count", CONFIRMED)(lambda: len(confirmed()))
@@ -610,73 +509,74 @@ figure("arena.ms", f"{CAMPAIGN}/strategies/runs.csv")(lambda: f"{arena('driver_a
 
 # Suites that are measured in parts.
 
-FRAGMENTATION_NOW = f"{CAMPAIGN}/fragmentation"
-figure("fragmentation-now.cases", f"{FRAGMENTATION_NOW}/runs.csv")(lambda: len(rows(f"{FRAGMENTATION_NOW}/runs.csv")))
-figure("fragmentation-now.planned", f"{FRAGMENTATION_NOW}/plan.csv")(lambda: len(rows(f"{FRAGMENTATION_NOW}/plan.csv")))
-figure("throughput-now.cases", f"{CAMPAIGN}/throughput/runs.csv")(lambda: len(rows(f"{CAMPAIGN}/throughput/runs.csv")))
+FRAGMENTED = f"{CAMPAIGN}/fragmentation"
+figure("fragmentation.cases", f"{FRAGMENTED}/runs.csv")(lambda: len(rows(f"{FRAGMENTED}/runs.csv")))
+figure("fragmentation.planned", f"{FRAGMENTED}/plan.csv")(lambda: len(rows(f"{FRAGMENTED}/plan.csv")))
+figure("throughput.cases", f"{CAMPAIGN}/throughput/runs.csv")(lambda: len(rows(f"{CAMPAIGN}/throughput/runs.csv")))
 
 
 # Claims.
 
-# By folder: that of the campaign, and the older one, whose file has the claims that were withdrawn since.
-CLAIMS = {"claims": f"{CAMPAIGN}/claims", "claims-then": f"{H200}/claims"}
+CLAIMS = f"{CAMPAIGN}/claims"
 
 
-def claims(file, verdict=None):
-    kept = [row for row in rows(file) if row["id"] not in WITHDRAWN]
-    return sum(verdict in (None, row["verdict"]) for row in kept)
+def claims(verdict=None):
+    return sum(verdict in (None, row["verdict"]) for row in rows(f"{CLAIMS}/claims.csv"))
 
 
-for name, folder in CLAIMS.items():
-    file = f"{folder}/claims.csv"
-    figure(f"{name}.count", file)(functools.partial(claims, file))
-    for verdict in ("confirmed", "depends", "refuted", "not_measurable"):
-        figure(f"{name}.{verdict}", file)(functools.partial(claims, file, verdict))
-file = f"{H200}/claims/claims.csv"
-figure("claims-then.withdrawn", file)(lambda file=file: len(rows(file)) - claims(file))
+figure("claims.count", f"{CLAIMS}/claims.csv")(claims)
+for verdict in ("confirmed", "depends", "refuted", "not_measurable"):
+    figure(f"claims.{verdict}", f"{CLAIMS}/claims.csv")(functools.partial(claims, verdict))
 
 
 # Correctness.
 
-INTEGRITY = f"{H200}/stress/integrity.json"
-SOAK = f"{H200}/stress/soak.json"
-PROMISES = f"{H200}/stress/promises.txt"
-TESTS = f"{H200}/stress/tests.txt"
-TRAINING = f"{H200}/stress/training.txt"
-
-
-def total(file, name):
-    return sum(row[name] for row in document(file)["strategies"])
-
-
-figure("integrity.blocks", INTEGRITY)(lambda: thousands(total(INTEGRITY, "blocks")))
-figure("integrity.millions", INTEGRITY)(lambda: f"{total(INTEGRITY, 'blocks') / 1e6:.1f}")
-figure("integrity.terabytes", INTEGRITY)(lambda: f"{total(INTEGRITY, 'compared_bytes') / 1e12:.1f}")
-figure("integrity.damaged", INTEGRITY)(lambda: total(INTEGRITY, "damaged"))
-figure("integrity.strategies", INTEGRITY)(lambda: len(document(INTEGRITY)["strategies"]))
-figure("integrity.seconds", INTEGRITY)(lambda: round(sum(one["wall_ns"] for one in document(INTEGRITY)["slices"]) / 1e9))
-figure("integrity.threads", INTEGRITY)(lambda: max(one["threads"] for one in document(INTEGRITY)["slices"]))
-figure("integrity.streams", INTEGRITY)(lambda: max(one["streams"] for one in document(INTEGRITY)["slices"]))
-figure("soak.blocks", SOAK)(lambda: thousands(total(SOAK, "blocks")))
-figure("soak.faults", SOAK)(lambda: thousands(total(SOAK, "faults")))
-figure("soak.damaged", SOAK)(lambda: total(SOAK, "damaged"))
-figure("soak.violations", SOAK)(lambda: total(SOAK, "violations"))
-STRESS_NOW = {name: f"{CAMPAIGN}/{name}.txt" for name in ("integrity-large", "integrity-small", "soak")}
+PROMISES = f"{LATEST}/promises.txt"
+CONFORMANCE = f"{LATEST}/conformance.txt"
+BEHAVIOUR = f"{LATEST}/behaviour.txt"
+TRAINING = "results/training/training.txt"
+STRESSED = {name: f"{CAMPAIGN}/{name}.txt" for name in ("integrity-large", "integrity-small", "soak")}
 
 
 def stressed(name, word):
     """A number before a word of the last line, such as `8831291 blocks`."""
-    return int(re.search(rf"(\d+) {word}", text(STRESS_NOW[name])).group(1))
+    return int(re.search(rf"(\d+) {word}", text(STRESSED[name])).group(1))
 
 
-for name, file in STRESS_NOW.items():
+for name, file in STRESSED.items():
     for word in ("blocks", "damaged"):
-        figure(f"stress-now.{name}.{word}", file)(lambda name=name, word=word: thousands(stressed(name, word)))
+        figure(f"stress.{name}.{word}", file)(lambda name=name, word=word: thousands(stressed(name, word)))
 
 
-figure("promises.properties", PROMISES)(lambda: max(map(int, re.findall(r"properties +\w+ +passed +(\d+)", text(PROMISES)))))
-figure("promises.faults", PROMISES)(lambda: thousands(sum(map(int, re.findall(r"faults +\w+ +passed +(\d+)", text(PROMISES))))))
-figure("tests.conformance", TESTS)(lambda: len(re.findall(r": 0 findings$", text(TESTS), re.M)))
+def verified(name):
+    """GiB that were compared."""
+    return float(re.search(r"and ([\d.]+) GiB verified", text(STRESSED[name])).group(1))
+
+
+figure("stress.millions", *STRESSED.values())(
+    lambda: f"{(stressed('integrity-large', 'blocks') + stressed('integrity-small', 'blocks')) / 1e6:.1f}"
+)
+figure("stress.tebibytes", *STRESSED.values())(lambda: f"{(verified('integrity-large') + verified('integrity-small')) / 1024:.1f}")
+figure("stress.strategies", *STRESSED.values())(lambda: len(re.findall(r" passed ", text(STRESSED["integrity-small"]))))
+figure("stress.damage", *STRESSED.values())(lambda: stressed("integrity-large", "damaged") + stressed("integrity-small", "damaged"))
+
+
+def fault_trials():
+    return [int(trials) for trials in re.findall(r"(?:direct|caching|oomph) +(?:passed|failed) +(\d+)", text(PROMISES))]
+
+
+figure("promises.faults", PROMISES)(lambda: thousands(sum(fault_trials())))
+figure("promises.failures", PROMISES)(lambda: len(re.findall(r"^failed: ", text(PROMISES), re.M)))
+figure("conformance.count", CONFORMANCE)(lambda: len(re.findall(r": 0 findings$", text(CONFORMANCE), re.M)))
+
+
+def failing_driver(word):
+    return [int(number) for number in re.findall(rf"'{word}': (\d+)", text(BEHAVIOUR))]
+
+
+figure("behaviour.processes", BEHAVIOUR)(lambda: len(failing_driver("trainings")))
+for word in ("trainings", "steps", "failed"):
+    figure(f"behaviour.{word}", BEHAVIOUR)(lambda word=word: thousands(sum(failing_driver(word))))
 
 
 @table("training")
@@ -691,13 +591,6 @@ def training_table():
     return markdown(["allocator", "losses", "peak reserved:", "step:"], body)
 
 
-@figure("training.slowest", TRAINING)
-def slowest_training():
-    ratios = [float(ratio) for ratio in re.findall(r" ([\d.]+)$", text(TRAINING), re.M)]
-    return f"{100 * (max(ratios) - 1):.1f}"
-
-
-ALLOCATOR = "results/2026-11-18-h200"
 RUNS_UNDER_ALLOCATORS = f"{ALLOCATOR}/allocator.jsonl"
 PROGRAMS_UNDER_ALLOCATORS = {
     "swiglu_var": "transformer, lengths and batches vary",
@@ -758,30 +651,14 @@ def allocator_results_table():
 @table("adversary")
 def adversary_table():
     """Memory needed in Robson's worst case as a multiple of what is alive."""
-    found = {}
-    for at, name in enumerate(("adversary.txt", "adversary-64mib.txt")):
-        for strategy, needed in re.findall(r"^ (\S+) .*?(?:GiB|MiB) +(\d+\.\d{3})(?: |$)", text(f"{H200}/stress/{name}"), re.M):
-            found.setdefault(strategy, ["", ""])[at] = needed
-    body = [[f"`{name}`", *needed] for name, needed in found.items()]
-    return markdown(["strategy", "4 GiB alive, from 2 MiB:", "16 GiB alive, from 64 MiB:"], body)
+    found = re.findall(r"^ (\S+) .*?(?:GiB|MiB) +(\d+\.\d{3})(?: |$)", text(f"{CAMPAIGN}/adversary.txt"), re.M)
+    return markdown(["strategy", "memory needed / live:"], [[f"`{strategy}`", needed] for strategy, needed in found])
 
 
 # Speed.
 
-PEERS_THEN = [f"{H200}/against_peers.txt", f"{H200}/against_peers_pairs.txt"]
 PEERS = f"{CAMPAIGN}/peers-pairs.csv"
 PEERS_IN_THREADS = f"{CAMPAIGN}/peers-threads.csv"
-
-
-def peers(file):
-    """Rows of a bench: settings, case, and nanoseconds by column."""
-    columns = []
-    for line in text(file).splitlines():
-        kind, *cells = re.split(r" {2,}", line.strip())
-        if cells and cells[0] == "case":
-            columns = cells[1:]
-        elif cells and columns and kind in ("native", "expandable"):
-            yield kind, cells[0], {name: float(cell.removesuffix(" ns")) for name, cell in zip(columns, cells[1:])}
 
 
 PEER_CASES = [("native", "hot 4 KiB"), ("native", "random live 1000"), ("native", "random live 10000")]
@@ -822,39 +699,6 @@ for end, suffix in enumerate(("low", "high")):
     def threads_range(end=end):
         cases = {row["case"] for row in rows(PEERS_IN_THREADS)}
         return shortest_and_longest(statistics.median(speed_up(PEERS_IN_THREADS, "native", case)) for case in cases)[end]
-
-
-def speed_range(file, settings, case, number, end):
-    found = [row[number] for kind, name, row in peers(PEERS_THEN[file]) if kind == settings and name.startswith(case)]
-    return shortest_and_longest(found)[end]
-
-
-for run in (0, 1):
-    for settings in ("native", "expandable"):
-        for short_name, case in (("hot", "hot"), ("mix", "random")):
-            for end, suffix in enumerate(("low", "high")):
-                compute = functools.partial(speed_range, run, settings, case, "x PyTorch", end)
-                figure(f"speed{run + 1}.{settings}.{short_name}.{suffix}", PEERS_THEN[run])(compute)
-
-
-def thread_range(end):
-    found = [row["x PyTorch"] for _, name, row in peers(PEERS_THEN[0]) if "thread" in name]
-    return shortest_and_longest(found)[end]
-
-
-figure("speed1.threads.low", PEERS_THEN[0])(functools.partial(thread_range, 0))
-figure("speed1.threads.high", PEERS_THEN[0])(functools.partial(thread_range, 1))
-
-REPLAY = f"{H200}/replay_cost.txt"
-
-
-def replay_costs():
-    return {name: float(cost) for name, cost in re.findall(r"^(\S+) +\d+ +([\d.]+) +[\d.]+$", text(REPLAY), re.M)}
-
-
-figure("replay.low", REPLAY)(lambda: f"{min(replay_costs().values()):.0f}")
-figure("replay.high", REPLAY)(lambda: f"{max(cost for name, cost in replay_costs().items() if name != 'training'):.0f}")
-figure("replay.training", REPLAY)(lambda: f"{replay_costs()['training']:.0f}")
 
 
 # Programs and models on the GPU.
@@ -948,12 +792,7 @@ figure("truth.programs", TRUTH)(lambda: len(rows(TRUTH)))
 
 # Programs that ran out of memory.
 
-FRAGMENTATION, LEAK, RECORD = (f"{H200}/out-of-memory/{name}.txt" for name in ("fragmentation", "leak", "record"))
-
-
-def entries():
-    found = [int(number) for number in re.findall(r"EXACT .*?: (\d+) entries", text(RECORD))]
-    return found + [int(number) for file in (FRAGMENTATION, LEAK) for number in re.findall(r"in all (\d+) entries", text(file))]
+LEAK, RECORD = (f"results/out-of-memory/{name}.txt" for name in ("leak", "record"))
 
 
 def allocated_at_oom():
@@ -974,10 +813,7 @@ for at, name in enumerate(("slope", "low", "high")):
     figure(f"leak.{name}", LEAK)(lambda at=at: thousands(int(of_message(0, SLOPE, LEAK)[at])))
 for at, name in enumerate(("line", "first", "last")):
     figure(f"leak.{name}", LEAK)(lambda at=at: of_message(0, GROWS, LEAK)[at])
-figure("oom.steps", FRAGMENTATION)(lambda: max(map(int, re.findall(r"^step +(\d+) ", text(FRAGMENTATION), re.M))) + 1)
 figure("oom.further", RECORD)(lambda: f"{allocated_at_oom()[1] - allocated_at_oom()[0]:.1f}")
-figure("oom.fewest", FRAGMENTATION, LEAK, RECORD)(lambda: thousands(min(entries())))
-figure("oom.most", FRAGMENTATION, LEAK, RECORD)(lambda: thousands(max(entries())))
 
 
 # Simulated runs.
@@ -1009,25 +845,24 @@ def keep_simulated(name, folders):
 SENTENCES = {
     "README.md": [
         "18 strategies, {catalog.workloads} workloads, benchmark suites",
-        "{need.strategies} strategies on {need.sources} workloads and recordings, {now.cases} cases. By content they are"
+        "{need.strategies} strategies on {need.sources} workloads and recordings, {strategies.cases} cases. By content they are"
         " {need.patterns} patterns, and by program {need.families}, each counted once; {need.test} of the programs were not seen when",
-        "to the byte in {now.same} of the {now.compared} cases that are neither `async` nor `arena`",
+        "to the byte in {agree.same} of the {agree.compared} cases that are neither `async` nor `arena`",
         "{steps.within} of {steps.count} step times of techniques are within 10 % of the GPU's",
         "what `pool` does on {rmm.same} of the {rmm.traces} traces",
-        "([{techniques.count} techniques, 124M to 13B and ResNet-50]",
+        "([{techniques.count} techniques, 163M to 13B and ResNet-50]",
         "the same samples take {techniques.per_sample} times as long",
         "differ by at most {techniques.memory_off} points",
         "Of {claims.count} published claims about GPU memory {claims.confirmed} are confirmed there, {claims.refuted} refuted,"
         " {claims.depends} depend on the case, and {claims.not_measurable} cannot be measured",
         "the median of {peers.turns} turns",
-        "{integrity.millions} million blocks and {integrity.terabytes} TB were filled and verified on that GPU under"
-        " {integrity.strategies} strategies, from {integrity.threads} threads on {integrity.streams} streams, with"
-        " {integrity.damaged} damaged bytes",
-        "All {tests.conformance} strategies and variants pass conformance",
+        "{stress.millions} million blocks and {stress.tebibytes} TiB were filled and verified on that GPU under"
+        " {stress.strategies} strategies, from 16 threads on 8 streams, with {stress.damage} damaged bytes",
+        "All {conformance.count} strategies and variants pass conformance",
     ],
     "docs/allocators.md": [
         "At least {releases.programs} programs for each release from 2.0 to 2.15 gave {releases.differences} differences",
-        "to the byte in {agree.same} of the {agree.compared} cases that are neither `async` nor `arena` and whose workload is unchanged since. [The other {agree.others}]",
+        "to the byte in {agree.same} of the {agree.compared} cases that are neither `async` nor `arena`. [The other {agree.others}]",
     ],
     "docs/out-of-memory.md": [
         "PyTorch's message: {oom.held} GiB were held by the program, {oom.cached} GiB were cached in blocks too small, and {oom.free} MiB",
@@ -1050,55 +885,31 @@ SENTENCES = {
     "results/workload-accuracy/README.md": [
         "{accuracy.exact} of {accuracy.count} numbers are predicted to the byte; the largest error is {accuracy.error} %",
     ],
-    f"{H200}/README.md": [
-        "{strategies.count} strategies on {strategies.workloads} workloads and {strategies.recordings} recordings of"
-        " {strategies.programs} PyTorch programs, {strategies.cases} cases. By content they are {strategies.patterns} different patterns",
-        "every decision is the same: {verify.agreed} of {verify.events} events of the recordings",
-        "and {throughput.agreed} of {throughput.events} of the workloads",
-        "the same to the byte in {verify.same} of {verify.cases} cases and at most {verify.off} % off",
-        "`throughput` differ by up to {throughput.off} %",
-        "peak reserved is {async.mean} % off on average and {async.most} % at most",
-        "as our `pool` on {rmm.same} of {rmm.traces} traces",
+    f"{LATEST}/README.md": [
+        "in {behaviour.processes} processes at once",
+        "{behaviour.trainings} trainings with {behaviour.steps} steps, of which {behaviour.failed} failed and were repeated",
+        "all {conformance.count} strategies and variants",
+        "{promises.faults} runs with a failing call, {promises.failures} reported as a failure",
+        "as our `pool` on {rmm.same} of {rmm.traces} recordings",
         "with {confirmed.count} techniques, the batch found for 24 GiB ran in 24 GiB, at {confirmed.low} to {confirmed.high} %",
-        "**Claims**: of {claims-then.count}, {claims-then.confirmed} are confirmed, {claims-then.depends} depend,"
-        " {claims-then.refuted} are refuted, {claims-then.not_measurable} cannot be measured here. Withdrawn since: {claims-then.withdrawn}",
-        "**Integrity**: {integrity.blocks} blocks and {integrity.terabytes} TB verified in {integrity.seconds} s under"
-        " {integrity.strategies} strategies, {integrity.threads} threads on {integrity.streams} streams: {integrity.damaged}"
-        " damaged bytes. Soak: {soak.blocks} blocks with {soak.faults} injected driver errors: {soak.damaged} damaged,"
-        " {soak.violations} violations",
-        "properties ({promises.properties} programs each), misuse and faults ({promises.faults} faulty runs",
-        "Conformance: all {tests.conformance} strategies",
-        "step time within {training.slowest} % of native",
-        "runs all {oom.steps} steps",
-        "reaches {oom.further} GiB more",
-        "({oom.fewest} to {oom.most} entries) are exact",
-        "First run: hot pair {speed1.native.hot.low} to {speed1.native.hot.high}, mix {speed1.native.mix.low} to"
-        " {speed1.native.mix.high}; with expandable segments {speed1.expandable.hot.low} to {speed1.expandable.hot.high} and"
-        " {speed1.expandable.mix.low} to {speed1.expandable.mix.high}; threads {speed1.threads.low} to {speed1.threads.high}.",
-        "slower machine: hot pair {speed2.native.hot.low} to {speed2.native.hot.high}, mix {speed2.native.mix.low} to"
-        " {speed2.native.mix.high}; with expandable segments {speed2.expandable.hot.low} to {speed2.expandable.hot.high} and"
-        " {speed2.expandable.mix.low} to {speed2.expandable.mix.high}.",
-        "costs {replay.low} to {replay.high} ns per event; `training` {replay.training} ns",
-        "to the byte in {agree.same} of the {agree.compared} cases",
-        "equals the simulated one in {leaks.same} of {leaks.cases} cases",
-        "{thresholds.confirmed} of {thresholds.cases} are confirmed",
     ],
     f"{PYTHON}/README.md": [
-        "every decision is the same: {verify-now.agreed} of {verify-now.events} events",
-        "the same to the byte in {verify-now.same} of {verify-now.cases} cases and at most {verify-now.off} % off",
-        "peak reserved is {async-now.mean} % off on average and {async-now.most} % at most",
-        "{thresholds-now.confirmed} of {thresholds-now.cases} are confirmed",
+        "every decision is the same: {verify.agreed} of {verify.events} events",
+        "the same to the byte in {verify.same} of {verify.cases} cases and at most {verify.off} % off",
+        "peak reserved is {async.mean} % off on average and {async.most} % at most",
+        "{thresholds.confirmed} of {thresholds.cases} are confirmed",
         "of {claims.count}, {claims.confirmed} are confirmed, {claims.depends} depend, {claims.refuted} are refuted,"
         " {claims.not_measurable} cannot be measured here",
-        "{stress-now.integrity-large.blocks} large and {stress-now.integrity-small.blocks} small blocks verified,"
-        " {stress-now.integrity-large.damaged} and {stress-now.integrity-small.damaged} damaged",
-        "{stress-now.soak.blocks} blocks, {stress-now.soak.damaged} damaged",
-        "{fragmentation-now.cases} of {fragmentation-now.planned} planned cases",
+        "{stress.integrity-large.blocks} large and {stress.integrity-small.blocks} small blocks verified,"
+        " {stress.integrity-large.damaged} and {stress.integrity-small.damaged} damaged",
+        "{stress.soak.blocks} blocks, {stress.soak.damaged} damaged",
+        "{fragmentation.cases} of {fragmentation.planned} planned cases",
         "the {arena.gib} GiB of `arena` took {arena.ms} ms; in processes of their own, from which the profile has its costs, {arena.profile} ms",
-        "all {throughput-now.cases} cases",
+        "all {throughput.cases} cases",
         "in {peers.turns.threads} turns: {peers.threads.low} to {peers.threads.high} times PyTorch's",
-        "to the byte in {now.same} of the {now.compared} cases that are neither `async` nor `arena`",
-        "of {steps.count} step times of techniques {steps.within} are within 10 % of the GPU's, all between {steps.low} and {steps.high} of it",
+        "to the byte in {agree.same} of the {agree.compared} cases that are neither `async` nor `arena`",
+        "equals the simulated one in {leaks.same} of {leaks.cases} cases",
+        "Of {steps.count} step times of techniques {steps.within} are within 10 % of the GPU's, all between {steps.low} and {steps.high} of it",
         "recorder over PyTorch's: {cost.ratio}, the median of {cost.rounds} rounds. Single rounds were between {cost.low} and {cost.high}",
         "peaks of {models.count} training programs",
         "{models.equal} are equal to the byte in both peaks, {models.allocated} in the allocated one",
@@ -1116,7 +927,7 @@ FILES = [*SENTENCES, "results/releases/README.md", f"{ALLOCATOR}/README.md"]
 # Sections in which every number needs a rule: from one heading to the next one given, or to the end.
 CHECKED = {
     "README.md": [("## Measured on", "\n## More")],
-    f"{H200}/README.md": [("# Results\n", None)],
+    f"{LATEST}/README.md": [("# The allocator", None)],
     f"{PYTHON}/README.md": [("- [python/cost.txt]", "\n# Models"), ("- [models.csv]", "\n# Plain"), ("- [programs.csv]", "\n# Answers")]
     + [("- [answers.csv]", "\n# The campaign"), ("- **Strategies**", None)],
     "docs/allocators.md": [("How exact is `caching`?", "### Releases"), ("In the strategies suite on an H200", "## On a GPU")],
@@ -1129,18 +940,19 @@ ALLOWED = {
         (r"PyTorch 2\.\d+|transformers 5\.\d+|5\.17 here|in 5\.17|from 2\.0 to 2\.15", "a version"),
     ],
     "README.md": [
-        (r"GPT-355M|GPT of 124M|124M to 13B|ResNet-50|run [12]\b", "names of models and of runs"),
+        (r"GPT of 406M|GPT of 124M|163M to 13B|ResNet-50|from 16 threads on 8|commit 830ca09", "names of models, what was asked for, and a commit"),
         (r"95 % intervals|within 10 %", "which interval, and which bar"),
-    ],
-    f"{H200}/README.md": [
-        (r"GPT-355M|GPT of 124M|GPT-2|ResNet-50|13B|24 GiB|6 GiB|2 MiB", "names of models, and sizes that were asked for"),
-        (r"\(9,880 and 9,731\)", "requests and frees of two recordings, counted in src/answer/claims/bench.rs"),
     ],
     f"{PYTHON}/README.md": [
         (r"12 layers, 1,024 wide|three steps|four servers|T5", "what was run"),
         (r"0\.1\.0|3\.12", "versions"),
         (r"within 10 %", "the bar"),
         (r"2 MiB (more|less)", "the distance of the confirming runs"),
+        (r"4 GiB of live blocks from 2 MiB|100 GiB", "what was asked for"),
+    ],
+    f"{LATEST}/README.md": [
+        (r"one of 20|178 s|42 minutes|24 GiB|of 64 MiB|four times", "what was asked for"),
+        (r"88 us|67 us", "empty-cache.jsonl and the profile"),
     ],
     "docs/allocators.md": [(r"90 %", "the default limit of the program")],
 }
@@ -1160,14 +972,11 @@ def derived_pages():
     for page, lines in [("results/what-if/what-if.md", what_if_lines()), ("results/workload-accuracy/README.md", accuracy_lines())]:
         have = set(text(page).splitlines())
         problems += [f"{page}: this row of its CSV is missing: {line}" for line in lines if line not in have]
-    for folder in CLAIMS.values():
-        for row in rows(f"{folder}/claims.csv"):
-            name = {"not_measurable": "not measurable here"}.get(row["verdict"], row["verdict"])
-            line = next((line for line in text(f"{folder}/claims.md").splitlines() if f"**{row['id']}**:" in line), "")
-            if f" {name} " not in line:
-                problems.append(f"{folder}/claims.md: {row['id']} is not {name}")
-    for folder in ("strategies", "leaks", "quick", "fragmentation", "throughput"):
-        problems += summary_problems(f"{H200}/{folder}")
+    for row in rows(f"{CLAIMS}/claims.csv"):
+        name = {"not_measurable": "not measurable here"}.get(row["verdict"], row["verdict"])
+        line = next((line for line in text(f"{CLAIMS}/claims.md").splitlines() if f"**{row['id']}**:" in line), "")
+        if f" {name} " not in line:
+            problems.append(f"{CLAIMS}/claims.md: {row['id']} is not {name}")
     return problems
 
 
@@ -1186,32 +995,3 @@ def accuracy_lines():
         real, predicted = int(row["real_bytes"]), int(row["predicted_bytes"])
         error = "0" if real == predicted else f"{100 * (predicted / real - 1):+.3f} %"
         yield f"| {row['run']} | {row['quantity']} | {real} | {predicted} | {error} |"
-
-
-def size(number):
-    """Bytes as the program shows them: three digits."""
-    unit = 0
-    while number >= 1024 and unit < 4:
-        number, unit = number / 1024, unit + 1
-    digits = 0 if unit == 0 else 2 if number < 10 else 1 if number < 100 else 0
-    return f"{number:.{digits}f} {['B', 'KiB', 'MiB', 'GiB', 'TiB'][unit]}"
-
-
-def summary_problems(folder):
-    """Rows of summary.md whose peaks are not those of runs.csv."""
-    lines = [line for line in text(f"{folder}/summary.md").splitlines() if line.startswith("| ")]
-    cells = [[one.strip() for one in line.strip("|").split("|")] for line in lines]
-    place = next((line.index("peak reserved") for line in cells if "peak reserved" in line), None)
-    if place is None:
-        return [f"{folder}/summary.md: no column 'peak reserved'"]
-    wide = max(len(line) for line in cells if "peak reserved" in line)
-    shown = [line for line in cells if len(line) == wide and "peak reserved" not in line]
-    want = [row for row in rows(f"{folder}/runs.csv") if row["peak_reserved_bytes"]]
-    if len(shown) < len(want):
-        return [f"{folder}/summary.md: {len(shown)} rows, and runs.csv has {len(want)}"]
-    wrong = [
-        f"{folder}/summary.md: {row['case_id']}: {line[place]} reserved, runs.csv has {size(cell(row, 'peak_reserved_bytes'))}"
-        for line, row in zip(shown, want)
-        if size(cell(row, "peak_reserved_bytes")) != line[place]
-    ]
-    return wrong
