@@ -93,12 +93,14 @@ fn matrix(
 }
 
 fn failures(rows: &[VerdictRow]) -> String {
-    match rows.iter().filter(|row| row.verdict == "failed").count() {
-        0 => match rows.iter().filter(|row| row.verdict == UNTESTED).count() {
-            0 => "No failures. Running out of memory is a result, not a failure.".to_owned(),
-            many => format!("No failures, but {many} of {} were not tested: the run was stopped before.", rows.len()),
-        },
-        many => format!("{}:", counted(many, "failure", "failures")),
+    let count = |verdict: &str| rows.iter().filter(|row| row.verdict == verdict).count();
+    let untested = match count(UNTESTED) {
+        0 => String::new(),
+        many => format!("Not tested: {many} of {}, because the run ended first. ", rows.len()),
+    };
+    match count("failed") {
+        0 => format!("{untested}No failures. Running out of memory is a result, not a failure."),
+        many => format!("{untested}{}:", counted(many, "failure", "failures")),
     }
 }
 
@@ -461,7 +463,11 @@ mod tests {
         assert!(text.contains("2 failures:") && text.contains("broken.oomph (3 events)"), "{text}");
         assert!(verdicts()[..1].text(Medium::Markdown).contains("No failures."));
         let stopped = [verdicts().remove(0), VerdictRow { verdict: UNTESTED.to_owned(), ..VerdictRow::default() }];
-        assert!(stopped[..].text(Medium::Markdown).contains("No failures, but 1 of 2 were not tested"));
+        assert!(
+            stopped[..]
+                .text(Medium::Markdown)
+                .contains("Not tested: 1 of 2, because the run ended first. No failures.")
+        );
     }
 
     #[test]

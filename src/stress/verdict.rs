@@ -38,7 +38,7 @@ pub struct StressKind {
     pub judge: fn(&StressTarget, u64, &StressBudget<'_>) -> StressVerdict,
 }
 
-/// The verdict on a strategy for which no time was left.
+/// The verdict on a strategy that the run did not reach before it ended.
 pub const UNTESTED: &str = "untested";
 
 /// The result of one kind of stress for one strategy.
