@@ -7,7 +7,7 @@
 
 Each check is a process of its own and must end as its function says, with no error on the way. Where the GPU
 computes nothing (in a rehearsal), contents are not compared. `soak` runs only when it is asked for. In `failing_driver` driver calls
-fail at random (OOMPH_FAULTS). Exits with status 1 if a check fails.
+fail at random (OOMPH_FAULTS); --seed N chooses which. Exits with status 1 if a check fails.
 """
 
 import argparse
@@ -318,7 +318,7 @@ def soak(options):
     import torch
 
     torch.cuda.set_per_process_memory_fraction(0.02)
-    compare, ends, chosen = computes(), time.monotonic() + options.seconds, random.Random(options.seconds)
+    compare, ends, chosen = computes(), time.monotonic() + options.seconds, random.Random(options.seed)
     streams = [torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
     kept, counts = [], {"blocks": 0, "out of memory": 0, "graphs": 0, "damaged": 0}
     # Comparing must not need the memory that has just run out.
@@ -399,6 +399,7 @@ def arguments():
     parser.add_argument("--package", default=os.path.join(HERE, "../../python"), help="the folder of the Python package oomph")
     parser.add_argument("--check", action="append", choices=BY_NAME, help="may be repeated; default: all but soak")
     parser.add_argument("--seconds", type=int, default=20, help="how long soak and failing_driver take")
+    parser.add_argument("--seed", type=int, default=0, help="what soak does at random, and which calls fail in failing_driver")
     parser.add_argument("--run", choices=BY_NAME, help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -425,9 +426,9 @@ class Check:
     def __init__(self, name, options):
         self.name, self.output = name, tempfile.TemporaryFile("w+")
         command = [sys.executable, os.path.abspath(__file__), "--run", name, "--library", os.path.abspath(options.library)]
-        command += ["--package", os.path.abspath(options.package), "--seconds", str(options.seconds)]
+        command += ["--package", os.path.abspath(options.package), "--seconds", str(options.seconds), "--seed", str(options.seed)]
         self.one_in = FAULTS.get(BY_NAME[name], 0)
-        environment = dict(os.environ, OOMPH_FAULTS=str(self.one_in))
+        environment = dict(os.environ, OOMPH_FAULTS=f"{self.one_in}:{options.seed}")
         self.process = subprocess.Popen(command, stdout=self.output, stderr=subprocess.STDOUT, env=environment)
 
     def verdict(self, limit):

@@ -58,8 +58,10 @@ impl GpuService {
             None => format!("cuda:{number}").parse()?,
         };
         let mut device = spec.open_as_guest()?;
-        if settings.fault_one_in > 0 {
-            let plan = FaultPlan::none().fail_one_in(settings.fault_one_in, ChaCha8Rng::seed_from_u64(number as u64));
+        if settings.faults.one_in > 0 {
+            let mut random = ChaCha8Rng::seed_from_u64(settings.faults.seed);
+            random.set_stream(number as u64);
+            let plan = FaultPlan::none().fail_one_in(settings.faults.one_in, random);
             device = Box::new(FaultyDevice::with(plan, device));
         }
         let mut device = LimitedDevice::to(settings.limit.unwrap_or(u64::MAX), device);

@@ -21,11 +21,20 @@ pub(crate) struct ServiceSettings {
     pub(crate) statistics_file: Option<PathBuf>,
     /// `OOMPH_OUT_OF_MEMORY`: `null` by default.
     pub(crate) out_of_memory: OutOfMemorySignal,
-    /// `OOMPH_FAULTS`: each driver call fails with a probability of one over this number, for tests. With 0, the default, none fails.
-    pub(crate) fault_one_in: u64,
+    /// `OOMPH_FAULTS`: driver calls that fail, for tests; by default none.
+    pub(crate) faults: DriverFaults,
     /// PyTorch's own allocator with the settings of the program, as a strategy; `None` with
     /// `OOMPH_COMPARE=off`, and where it would be compared with itself.
     pub(crate) native: Option<String>,
+}
+
+/// Driver calls that fail at random.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct DriverFaults {
+    /// Each call fails with a probability of one over this number; with 0 none fails.
+    pub(crate) one_in: u64,
+    /// Which calls fail: the same ones with the same number.
+    pub(crate) seed: u64,
 }
 
 /// How the program learns that memory has run out.
@@ -57,8 +66,10 @@ pub(crate) enum ServiceSettingsError {
     /// An unknown word.
     #[error("OOMPH_OUT_OF_MEMORY: '{0}' is neither null nor throw")]
     OutOfMemory(String),
-    /// Not a number.
-    #[error("OOMPH_FAULTS: '{0}' is not a number such as 20, with which one of 20 driver calls fails")]
+    /// Not one or two numbers.
+    #[error(
+        "OOMPH_FAULTS: '{0}' is neither a number such as 20, with which one of 20 driver calls fails, nor 20:7 with a seed"
+    )]
     Faults(String),
     /// An unknown word.
     #[error("OOMPH_COMPARE: '{0}' is neither on nor off")]
@@ -86,12 +97,18 @@ impl ServiceSettings {
                 Some("throw") => OutOfMemorySignal::Throw,
                 Some(other) => return Err(ServiceSettingsError::OutOfMemory(other.to_owned())),
             },
-            fault_one_in: match variable("OOMPH_FAULTS") {
-                None => 0,
-                Some(text) => text.parse().map_err(|_| ServiceSettingsError::Faults(text))?,
+            faults: match variable("OOMPH_FAULTS") {
+                None => DriverFaults::default(),
+                Some(text) => faults(&text).ok_or(ServiceSettingsError::Faults(text))?,
             },
         })
     }
+}
+
+/// `20`, or `20:7` with a seed.
+fn faults(text: &str) -> Option<DriverFaults> {
+    let (one_in, seed) = text.split_once(':').unwrap_or((text, "0"));
+    Some(DriverFaults { one_in: one_in.parse().ok()?, seed: seed.parse().ok()? })
 }
 
 /// PyTorch's allocator as the program would have it. An unknown setting is not an error here: PyTorch's
@@ -138,6 +155,14 @@ mod tests {
     }
 
     #[test]
+    fn faults_may_have_a_seed() {
+        let faults = |text| read(&[("OOMPH_FAULTS", text)]).unwrap().faults;
+        assert_eq!(faults("20"), DriverFaults { one_in: 20, seed: 0 });
+        assert_eq!(faults("20:7"), DriverFaults { one_in: 20, seed: 7 });
+        assert_eq!(read(&[]).unwrap().faults, faults("0"));
+    }
+
+    #[test]
     fn invalid_variables_are_named() {
         for (name, value) in [
             ("OOMPH_STRATEGY", "cachign"),
@@ -147,6 +172,7 @@ mod tests {
             ("OOMPH_OUT_OF_MEMORY", "panic"),
             ("OOMPH_COMPARE", "maybe"),
             ("OOMPH_FAULTS", "some"),
+            ("OOMPH_FAULTS", "20:"),
         ] {
             let message = read(&[(name, value)]).unwrap_err().to_string();
             assert!(message.starts_with(&format!("{name}: ")), "{message}");
