@@ -121,7 +121,7 @@ class Figures:
             "_cuda_recordMemoryHistory": self.record_legacy,
             "_cuda_isHistoryEnabled": lambda: self.is_recording,
             "_cuda_attach_out_of_memory_observer": self.attach_observer,
-            "_cuda_getMemoryFraction": lambda device: self.fractions.get(int(device), 1.0),
+            "_cuda_getMemoryFraction": lambda device: self.fractions.get(self.known_device(device), 1.0),
             # These do not raise: they ask PyTorch's own allocator, which holds nothing.
             "_accelerator_isAllocatorInitialized": torch.cuda.is_initialized,
             "_accelerator_getDeviceStats": self.stats,
@@ -135,8 +135,9 @@ class Figures:
         set_fraction = torch._C._cuda_setMemoryFraction
 
         def remember(fraction: float, device: int) -> Any:
-            done = set_fraction(fraction, device)
-            self.fractions[int(device)] = float(fraction)
+            number = self.known_device(device)
+            done = set_fraction(fraction, number)
+            self.fractions[number] = float(fraction)
             return done
 
         torch._C._cuda_setMemoryFraction = remember
@@ -149,11 +150,17 @@ class Figures:
         memory_summary.__doc__ = summary.__doc__
         torch.cuda.memory.memory_summary = torch.cuda.memory_summary = memory_summary
 
+    def known_device(self, device: int) -> int:
+        number, count = int(device), int(self.torch.cuda.device_count())
+        if not 0 <= number < count:
+            raise RuntimeError(f"there is no device {number}: torch.cuda.device_count() is {count}")
+        return number
+
     # ---- statistics
 
     def stats(self, device: int) -> Dict[str, Any]:
         values = (ctypes.c_uint64 * _VALUES)()
-        self.library.oomph_statistics(int(device), values, _VALUES)
+        self.library.oomph_statistics(self.known_device(device), values, _VALUES)
         width = len(_COLUMNS)
         nothing = dict.fromkeys(_COLUMNS, 0)
         stats: Dict[str, Any] = {}
@@ -170,10 +177,10 @@ class Figures:
         return stats
 
     def reset_peaks(self, device: int) -> None:
-        self.library.oomph_reset_peaks(int(device))
+        self.library.oomph_reset_peaks(self.known_device(device))
 
     def reset_totals(self, device: int) -> None:
-        self.library.oomph_reset_totals(int(device))
+        self.library.oomph_reset_totals(self.known_device(device))
 
     # ---- history
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -364,5 +365,8 @@ def test_fraction_is_kept_and_forked_processes_are_silent(library: str, tmp_path
     ran = shadow.rehearse(FORKED, tmp_path, "24GiB")
     assert "message CUDA out of memory. Tried to allocate 2.00 GiB" in ran.stdout, ran.stdout
     assert "It may hold 2.4" in ran.stdout, ran.stdout
+    free = re.search(r"of which ([0-9.]+) GiB is free", ran.stdout)
+    assert free is not None and 22 < float(free[1]) < 23, "memory of the GPU beyond the fraction"
+    assert re.search(r"^runs out +at .*\.py:7 <module>", ran.stdout, re.M), ran.stdout
     assert "child ended with 0" in ran.stdout, ran.stdout
     assert ran.stdout.count("oomph: oomph on device 0") == 1, ran.stdout

@@ -132,6 +132,15 @@ assert cuda.max_memory_allocated() == allocated
 assert cuda.memory_stats()["allocation.all.allocated"] == 0
 assert cuda.mem_get_info()[0] > 0
 
+for function in [cuda.memory_stats, cuda.reset_peak_memory_stats, cuda.memory_summary, accelerator.memory_stats]:
+    for device in [7, -3]:
+        try:
+            function(device)
+        except RuntimeError as error:
+            assert f"no device {device}: " in str(error), error
+        else:
+            raise AssertionError((function, device))
+
 cuda.set_per_process_memory_fraction(0.75)
 assert cuda.get_per_process_memory_fraction() == 0.75
 accelerator.empty_cache()

@@ -88,7 +88,8 @@ impl GpuService {
                 Some(block.address)
             }
             Attempt::OutOfMemory(_) => {
-                self.watch.failed(&self.arenas.stats(), self.device.free_bytes());
+                let (_, free) = self.memory();
+                self.watch.failed(&self.arenas.stats(), free);
                 None
             }
         })
@@ -198,9 +199,12 @@ impl GpuService {
         self.watch.reset_totals(&self.arenas.stats());
     }
 
-    /// Total memory, and what of it is free.
-    pub(crate) fn memory(&self) -> (u64, u64) {
-        (self.device.props().total_bytes, self.device.free_bytes())
+    /// Memory of the GPU, and what of it is free now: the limit of this process does not count.
+    pub(crate) fn memory(&mut self) -> (u64, u64) {
+        let _guard = self.is_real.then(cuda::keep_context);
+        let gpu = &mut self.device.device;
+        let free = gpu.memory_info().map_or_else(|_| gpu.free_bytes(), |info| info.free);
+        (gpu.props().total_bytes, free)
     }
 
     pub(crate) fn snapshot(&self, events: bool) -> GpuSnapshot {

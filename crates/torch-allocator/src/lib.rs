@@ -118,7 +118,7 @@ impl AllocatorService {
     fn out_of_memory(&self, bytes: u64, device: i32) -> String {
         let start = format!("CUDA out of memory. Tried to allocate {}.", Bytes(bytes));
         let Some(gpu) = self.opened(device) else { return start };
-        let gpu = lock(&gpu);
+        let mut gpu = lock(&gpu);
         let (total, free) = gpu.memory();
         let (reserved, allocated) = gpu.held();
         let limit = gpu.cap().map_or_else(String::new, |limit| format!(" It may hold {}.", Bytes(limit)));
@@ -285,6 +285,9 @@ impl GpuStatistics {
     fn write_comparison(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(native) = &self.native else { return Ok(()) };
         let own = self.stats.peak.reserved;
+        if own == 0 {
+            return Ok(());
+        }
         write!(f, "oomph: device {}: peak reserved {}; ", self.device, Bytes(own))?;
         match native {
             NativeVerdict::Unknown(reason) => {
@@ -296,7 +299,7 @@ impl GpuStatistics {
             }
             &NativeVerdict::Served { peak_reserved, depends_on_time } => {
                 let about = if depends_on_time { "about " } else { "" };
-                let percent = (peak_reserved as f64 / own.max(1) as f64 - 1.0) * 100.0;
+                let percent = (peak_reserved as f64 / own as f64 - 1.0) * 100.0;
                 let difference = match percent.round().abs() {
                     0.0 => "the same within 0.5 %".to_owned(),
                     percent if peak_reserved > own => format!("{percent:.0} % more"),
@@ -426,6 +429,9 @@ mod tests {
             assert_eq!(served, 4, "{strategy}");
             let message = service.out_of_memory(512 << 20, 0);
             assert!(message.starts_with("CUDA out of memory. Tried to allocate 512 MiB."), "{message}");
+            // The GPU has free memory beyond the fraction. Its context takes some.
+            let free = lock(&service.gpu(0).unwrap()).memory().1;
+            assert!(free > 5 << 30 && message.contains(&format!("of which {} is free", Bytes(free))), "{message}");
             assert!(message.contains("It may hold 2.00 GiB."), "{message}");
             service.memory_fraction(1.0, 0).unwrap();
             assert!(service.alloc(512 << 20, 0, 0).unwrap().is_some(), "{strategy}");

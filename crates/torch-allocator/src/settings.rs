@@ -57,6 +57,9 @@ pub(crate) enum ServiceSettingsError {
     /// Not an amount of memory.
     #[error("OOMPH_LIMIT: {0}")]
     Limit(#[from] ParseBytesError),
+    /// A limit that serves no request.
+    #[error("OOMPH_LIMIT: 0 leaves no memory; leave it out for all memory of the GPU")]
+    NoMemory,
     /// Neither `cuda` nor a simulated device.
     #[error("OOMPH_DEVICE: {0}")]
     Device(#[from] DeviceSpecError),
@@ -89,7 +92,10 @@ impl ServiceSettings {
         Ok(ServiceSettings {
             native: native.filter(|native| *native != strategy.to_string()),
             strategy,
-            limit: variable("OOMPH_LIMIT").map(|text| text.parse::<Bytes>()).transpose()?.map(|bytes| bytes.0),
+            limit: match variable("OOMPH_LIMIT").map(|text| text.parse::<Bytes>()).transpose()? {
+                Some(Bytes(0)) => return Err(ServiceSettingsError::NoMemory),
+                limit => limit.map(|bytes| bytes.0),
+            },
             simulated: simulated(variable("OOMPH_DEVICE").as_deref().unwrap_or("cuda"))?,
             statistics_file: variable("OOMPH_STATS").map(PathBuf::from),
             out_of_memory: match variable("OOMPH_OUT_OF_MEMORY").as_deref() {
@@ -167,6 +173,7 @@ mod tests {
         for (name, value) in [
             ("OOMPH_STRATEGY", "cachign"),
             ("OOMPH_LIMIT", "much"),
+            ("OOMPH_LIMIT", "0"),
             ("OOMPH_DEVICE", "cuda:1"),
             ("OOMPH_DEVICE", "tpu"),
             ("OOMPH_OUT_OF_MEMORY", "panic"),

@@ -86,6 +86,13 @@ def refuse(reason: str) -> None:
     raise SystemExit(REFUSED)
 
 
+def oomph_folder() -> Tuple[str, ...]:
+    """The folder of oomph's package, if the program uses it."""
+    module = sys.modules.get("oomph")
+    file = getattr(module, "__file__", None)
+    return (os.path.dirname(file) + os.sep,) if file and hasattr(module, "use_allocator") else ()
+
+
 class ProgramLines:
     """Finds the line of the program that a call came from."""
 
@@ -96,12 +103,12 @@ class ProgramLines:
         self.known: Dict[str, bool] = {}
 
     def is_program(self, file: str) -> bool:
-        """Whether a file is neither torch's nor of the standard library."""
+        """Whether a file is neither torch's, nor oomph's, nor of the standard library."""
         answer = self.known.get(file)
         if answer is None:
             packaged = "site-packages" in file or "dist-packages" in file
             standard = file.startswith(self.standard) and not packaged
-            answer = not (file.startswith(("<",) + self.skipped) or standard)
+            answer = not (file.startswith(("<",) + self.skipped + oomph_folder()) or standard)
             self.known[file] = answer
         return answer
 

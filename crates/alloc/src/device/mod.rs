@@ -110,8 +110,8 @@ pub trait Device: Send {
     fn held_bytes(&self) -> u64;
     /// Physical bytes that an `alloc` of this size would add to `held_bytes`, from counters.
     fn growth_bytes(&self, bytes: u64) -> u64;
-    /// Free memory from counters: exact on a simulated device, as of the last
-    /// [`memory_info`](Device::memory_info) on a real one.
+    /// Free memory from counters: exact on a simulated device. On a real one, that of the last
+    /// [`memory_info`](Device::memory_info) or failed request, less what this handle has taken since: other processes are not seen.
     fn free_bytes(&self) -> u64;
     /// Bytes of the context and of the libraries loaded so far: what `nvidia-smi` shows beyond
     /// `held_bytes`.

@@ -265,11 +265,15 @@ impl OomphAllocator {
         }
     }
 
+    /// The memory that the process can have at most, in use or free.
+    fn available(&self) -> u64 {
+        let part = (self.device_bytes as f64 * self.fraction) as u64;
+        self.limit.unwrap_or(u64::MAX).min(part).min(self.device_bytes)
+    }
+
     /// The largest chunk by the memory that the process can have.
     fn largest_chunk(&self) -> u64 {
-        let part = (self.device_bytes as f64 * self.fraction) as u64;
-        let available = self.limit.unwrap_or(u64::MAX).min(part).min(self.device_bytes);
-        (available / PART_OF_AVAILABLE / self.page * self.page).max(LEAST_CHUNK)
+        (self.available() / PART_OF_AVAILABLE / self.page * self.page).max(LEAST_CHUNK)
     }
 
     /// Takes a free block of the stream.
@@ -497,7 +501,10 @@ impl Strategy for OomphAllocator {
             }
             Control::CaptureEnd => self.captures = self.captures.saturating_sub(1),
             Control::StayInPlace(stays) => self.in_place = stays,
-            Control::Fraction(fraction) => self.fraction = fraction,
+            Control::Fraction(fraction) if (0.0..=1.0).contains(&fraction) => self.fraction = fraction,
+            Control::Fraction(fraction) => {
+                return Err(StrategyError::Refused(format!("memory fraction {fraction} is not between 0 and 1")));
+            }
             Control::TrimInCapture { capturing } if !self.in_place => self.release_cached(cx, capturing)?,
             _ => {}
         }

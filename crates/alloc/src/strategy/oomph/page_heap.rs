@@ -266,7 +266,8 @@ impl OomphAllocator {
             taken = choose_chunks(self.free_chunks(runs, site.kept), site.missing(), room);
             let moved: u64 = taken.iter().map(FreeChunks::bytes).sum();
             let shortfall = site.missing().saturating_sub(moved);
-            if shortfall > 0 && !self.create(cx, shortfall, room - moved)? {
+            let was_refused = may_grow && moved == 0;
+            if shortfall > 0 && (was_refused || !self.create(cx, shortfall, room - moved)?) {
                 return Ok(None);
             }
         }
@@ -362,7 +363,12 @@ impl OomphAllocator {
         let step = round_up(self.settings.growth_step.min(self.stats.current.reserved), self.page);
         let generous = bytes.max(step).min(room);
         let largest = self.chunk_for(bytes);
-        for amount in [generous, bytes] {
+        let mut amounts = vec![generous, bytes];
+        amounts.dedup();
+        // The last chunk would be refused, after many that are created for nothing and taken from other processes.
+        let most = self.available().saturating_sub(self.stats.current.reserved);
+        amounts.retain(|&amount| amount <= most);
+        for amount in amounts {
             let mut rest = amount;
             while rest > 0 {
                 let chunk = rest.min(largest);

@@ -299,6 +299,29 @@ fn small_requests_use_the_last_page() {
 }
 
 #[test]
+fn a_request_that_cannot_fit_takes_no_memory_first() {
+    let mut bench = OomphBench::new(OomphSettings::read("").unwrap());
+    bench.alloc(40 * GIB, 0);
+    let before = bench.device.calls().count;
+    assert!(matches!(bench.attempt(30 * GIB, 0), Attempt::OutOfMemory(_)));
+    let mut cx = Context { device: &mut *bench.device, sink: &mut Silent };
+    bench.strategy.control(&mut cx, &Control::Fraction(0.65)).unwrap();
+    assert!(matches!(bench.attempt(3 * GIB, 0), Attempt::OutOfMemory(_)));
+    assert_eq!(bench.device.calls().count, before);
+    bench.alloc(GIB, 0);
+}
+
+#[test]
+fn memory_that_other_processes_have_is_tried_for_once() {
+    let mut bench = OomphBench::new(OomphSettings::read("").unwrap());
+    bench.device.alloc(30 * GIB).unwrap();
+    assert!(matches!(bench.attempt(40 * GIB, 0), Attempt::OutOfMemory(_)));
+    let created = bench.calls(CallKind::MemCreate);
+    assert_eq!(created, 34 * GIB / (40 * MIB) + 1, "the last one is refused");
+    assert_eq!((bench.calls(CallKind::MemRelease), bench.device.free_bytes()), (created - 1, 34 * GIB));
+}
+
+#[test]
 fn bad_settings_are_explained() {
     let refused = |parameters: &str| {
         let spec = crate::strategy::StrategySpec { name: "oomph".to_owned(), parameters: parameters.to_owned() };

@@ -147,8 +147,8 @@ pub struct CudaDevice {
     serves_captures: bool,
     opened: Instant,
     ledger: CallLedger,
-    /// As of the last driver query.
-    free_bytes: u64,
+    /// What was free at the last driver query, and what this handle held then.
+    available_bytes: u64,
     memory: PlainMemory,
     streams: StreamTable,
     virtual_space: MappingTable<sys::CUmemGenericAllocationHandle>,
@@ -180,7 +180,7 @@ impl CudaDevice {
         let context = GpuContext::of(ordinal).map_err(Unavailable)?;
         let page_bytes = context.granularity_bytes.unwrap_or(USUAL_PAGE_BYTES);
         let free = context.enter().and_then(|()| context::memory_info());
-        let (free_bytes, _) = free.map_err(|code| {
+        let (available_bytes, _) = free.map_err(|code| {
             Unavailable(format!("GPU {ordinal} no longer works in this process: cuMemGetInfo says {code:?}"))
         })?;
         Ok(CudaDevice {
@@ -202,7 +202,7 @@ impl CudaDevice {
             serves_captures,
             opened: Instant::now(),
             ledger: CallLedger::default(),
-            free_bytes,
+            available_bytes,
             memory: PlainMemory::new(page_bytes),
             streams: StreamTable::new(owner),
             virtual_space: MappingTable::default(),
@@ -239,7 +239,7 @@ impl CudaDevice {
     #[cold]
     fn update_free_bytes(&mut self) {
         if let Ok((free, _)) = context::memory_info() {
-            self.free_bytes = free;
+            self.available_bytes = free + self.held_bytes();
         }
     }
 
@@ -323,7 +323,7 @@ impl Device for CudaDevice {
             }
             Err(code) => code,
         })?;
-        self.free_bytes = info.free;
+        self.available_bytes = info.free + self.held_bytes();
         Ok(info)
     }
 
@@ -337,7 +337,7 @@ impl Device for CudaDevice {
     }
 
     fn free_bytes(&self) -> u64 {
-        self.free_bytes
+        self.available_bytes.saturating_sub(self.held_bytes())
     }
 
     /// What was not free when the context was made (the driver does not separate the memory of
