@@ -131,6 +131,26 @@ impl<T: Copy> DeferredFrees<T> {
         Ok(())
     }
 
+    /// Lets later work of `stream` wait for the events of a token, which then no longer waits. If a driver call fails, it still
+    /// waits.
+    pub fn hand_over(&mut self, device: &mut dyn Device, token: T, stream: StreamId) -> Result<(), DeviceError>
+    where
+        T: PartialEq,
+    {
+        let found = self.held.iter().find(|(_, (held, _))| *held == token);
+        let Some(wanted) = found.map(|(&ticket, _)| ticket) else { return Ok(()) };
+        let others = self.queues.iter().enumerate().filter(|(number, _)| *number != stream.index());
+        for (event, _) in others.flat_map(|(_, queue)| queue).filter(|(_, ticket)| *ticket == wanted) {
+            device.stream_wait_event(stream, *event)?;
+        }
+        for queue in &mut self.queues {
+            self.idle_events.extend(queue.iter().filter(|(_, ticket)| *ticket == wanted).map(|(event, _)| *event));
+            queue.retain(|(_, ticket)| *ticket != wanted);
+        }
+        self.held.remove(&wanted);
+        Ok(())
+    }
+
     /// Destroys the idle events. Events that still wait are kept.
     pub fn destroy_idle_events(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         while let Some(&event) = self.idle_events.last() {
@@ -248,6 +268,24 @@ mod tests {
         let mut released = Vec::new();
         frees.release_wanted(&mut device, |token| token == 'b', &mut released).unwrap();
         assert_eq!((released, frees.len()), (vec!['b'], 2));
+    }
+
+    #[test]
+    fn a_stream_waits_in_place_of_the_host() {
+        use crate::device::{CallKind, Device};
+        let (mut device, mut frees) = (device(), DeferredFrees::default());
+        device.set_busy(LEFT, true);
+        frees.hold(&mut device, 'a', &[LEFT, RIGHT]).unwrap();
+        frees.hold(&mut device, 'b', &[LEFT]).unwrap();
+        device.fails_at = Some(device.calls().count);
+        frees.hand_over(&mut device, 'a', StreamId(0)).unwrap_err();
+        assert_eq!(frees.len(), 2);
+        frees.hand_over(&mut device, 'a', RIGHT).unwrap();
+        assert_eq!((frees.len(), device.ledger().of(CallKind::StreamWaitEvent).count), (1, 2));
+        device.set_busy(LEFT, false);
+        assert_eq!(released(&mut frees, &mut device, Patience::Poll), "b");
+        frees.destroy_idle_events(&mut device).unwrap();
+        assert_eq!(device.leftovers(), 0);
     }
 
     #[test]

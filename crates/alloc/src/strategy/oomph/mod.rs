@@ -391,7 +391,7 @@ impl OomphAllocator {
 
     /// Completes the frees whose streams are done; none during a capture.
     #[cold]
-    fn complete_frees(&mut self, cx: &mut Context<'_>, patience: Patience) -> Result<(), StrategyError> {
+    pub(super) fn complete_frees(&mut self, cx: &mut Context<'_>, patience: Patience) -> Result<(), StrategyError> {
         if self.captures > 0 {
             return Ok(());
         }
@@ -454,7 +454,7 @@ impl Strategy for OomphAllocator {
         if rounded <= self.settings.small_limit || self.is_fixed() {
             return self.alloc_anywhere(cx, request, rounded);
         }
-        let number = self.history.request((request.stream, rounded), self.stats.current.active);
+        let number = self.history.request((request.stream, rounded), self.stats.current.allocated);
         let attempt = match self.take_planned(cx, (request.stream, rounded))? {
             Some(slot) => self.served(slot, request.bytes, rounded),
             None => self.alloc_anywhere(cx, request, rounded)?,
@@ -479,6 +479,10 @@ impl Strategy for OomphAllocator {
                 self.postponed.push_back(block.slot);
             } else {
                 self.blocks.free_later(cx.device, block.slot)?;
+                let piece = &self.blocks[block.slot];
+                if is_planned(piece) {
+                    self.plan.iter_mut().for_each(|plan| plan.note_shared_free(block.slot, piece));
+                }
             }
             self.stats.on_free(size);
             return Ok(Freed::Later);

@@ -8,7 +8,8 @@
 //!   requests, with the same bytes live, some requests ago.
 //! - [`StepPlan`] follows the requests of the step. Where the fewest of its blocks are live, chunks are moved once to a
 //!   range of addresses, and from then on every request of the step has its address there, or in free memory that cannot be moved. Steps make no driver
-//!   call, except where memory passes from stream to stream.
+//!   call, except where memory passes from stream to stream, and where a block that other streams use is freed: the next request at its
+//!   place waits for them on the GPU.
 //!
 //! The places of a plan are proposals. A request that is not in the plan, or whose place is not free, is served by the
 //! memory outside of the plan. If that is not enough, or if the program does something else, the plan is given up and its memory serves all requests.
@@ -23,7 +24,11 @@ use super::{
     OomphAllocator, PLANNED, is_planned,
     page_heap::{FreeChunks, choose_chunks},
 };
-use crate::strategy::{Context, StrategyError, pooled::NONE};
+use crate::strategy::{
+    Context, StrategyError,
+    deferred::Patience,
+    pooled::{MemoryPiece, NONE},
+};
 use oomph_base::{
     MIB, StreamId,
     packing::{BlockLifetime, PackingBudget, PeriodicPlace, StreamSharing, pack_streams},
@@ -77,18 +82,11 @@ struct PastRequest {
     shape: RequestShape,
     /// Bytes that were live before it.
     live: u64,
-    /// Counted in requests and frees.
+    /// When it was made, and when its block was freed, counted in requests and frees.
     born: u64,
-    end: BlockEnd,
-}
-
-/// When a block was freed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum BlockEnd {
-    Live,
-    At(u64),
-    /// Another stream used the block: when it can be reused depends on time.
-    Unknown,
+    freed: Option<u64>,
+    /// Whether other streams used the block.
+    is_shared: bool,
 }
 
 /// The latest large requests.
@@ -111,7 +109,7 @@ pub(super) struct StepHistory {
 impl StepHistory {
     /// Keeps a request; returns its number for [`StepHistory::freed`].
     pub(super) fn request(&mut self, shape: RequestShape, live: u64) -> u32 {
-        let request = PastRequest { shape, live, born: self.clock, end: BlockEnd::Live };
+        let request = PastRequest { shape, live, born: self.clock, freed: None, is_shared: false };
         let place = (self.count % KEPT_REQUESTS) as usize;
         match self.requests.get_mut(place) {
             Some(oldest) => *oldest = request,
@@ -127,13 +125,13 @@ impl StepHistory {
         (index % u64::from(u32::MAX)) as u32
     }
 
-    /// The block of a request was freed; `shared` if other streams used it.
-    pub(super) fn freed(&mut self, number: u32, shared: bool) {
+    /// The block of a request was freed.
+    pub(super) fn freed(&mut self, number: u32, is_shared: bool) {
         let newest = u64::from(self.number(self.count - 1));
         let age = (newest + u64::from(u32::MAX) - u64::from(number)) % u64::from(u32::MAX);
         if age < self.requests.len() as u64 {
             let place = ((self.count - 1 - age) % KEPT_REQUESTS) as usize;
-            self.requests[place].end = if shared { BlockEnd::Unknown } else { BlockEnd::At(self.clock) };
+            self.requests[place] = PastRequest { freed: Some(self.clock), is_shared, ..self.requests[place] };
             self.clock += 1;
         }
     }
@@ -161,30 +159,31 @@ impl StepHistory {
         };
         let shortest = self.failed_period.max(SHORTEST_PERIOD) + 1;
         let periods = (shortest..=(newest - oldest).min(KEPT_REQUESTS / 2)).filter(repeats).take(MOST_PERIODS);
-        periods.map(|period| self.step(period)).find(|plan| plan.planned_percent() >= LEAST_PLANNED)
+        let periods: Vec<u64> = periods.collect();
+        let mut plans =
+            [false, true].into_iter().flat_map(|shared| periods.iter().map(move |&period| (period, shared)));
+        plans.find_map(|(period, shared)| {
+            Some(self.step(period, shared)).filter(|plan| plan.planned_percent() >= LEAST_PLANNED)
+        })
     }
 
-    /// The last `period` requests and their lifetimes.
-    fn step(&self, period: u64) -> StepPlan {
+    /// The last `period` requests and their lifetimes. Blocks that other streams use have places only if `shared`, because their
+    /// stream then waits for the others.
+    fn step(&self, period: u64, shared: bool) -> StepPlan {
         let (newest, oldest) = (self.count - 1, self.count - self.requests.len() as u64);
         let first = newest + 1 - period;
         let length = self.at(newest).born - self.at(newest - period).born;
-        let lifetime = |index: u64| {
+        let request = |index: u64| {
             let now = self.at(index);
             // A block that is live now ends when the one before it did.
-            let ended = match now.end {
-                BlockEnd::Live if index >= oldest + period => self.at(index - period),
-                _ => now,
-            };
-            let BlockEnd::At(end) = ended.end else { return None };
-            let life = end - ended.born;
-            let begin = now.born - self.at(first).born;
+            let ended = if now.freed.is_none() && index >= oldest + period { self.at(index - period) } else { now };
+            let life = ended.freed.map(|freed| freed - ended.born);
             // A block that lives longer than a period would overlap itself.
-            (ended.shape == now.shape && life <= length).then_some((begin as u32, (begin + life) as u32))
-        };
-        let request = |index| {
-            let (shape, lifetime) = (self.at(index).shape, lifetime(index));
-            PlannedRequest { shape, lifetime, address: None, shares_with: Sharers::new(), last_free: 0 }
+            let life = life.filter(|&life| ended.shape == now.shape && life <= length && (shared || !ended.is_shared));
+            let begin = now.born - self.at(first).born;
+            let lifetime = life.map(|life| (begin as u32, (begin + life) as u32));
+            let (is_shared, address, shares_with, last_free) = (ended.is_shared, None, Sharers::new(), 0);
+            PlannedRequest { shape: now.shape, lifetime, is_shared, address, shares_with, last_free }
         };
         StepPlan::new((first..=newest).map(request).collect(), length as u32)
     }
@@ -222,9 +221,10 @@ impl StepHistory {
 #[derive(Clone, Debug)]
 struct PlannedRequest {
     shape: RequestShape,
-    /// From the first request of the step on; the end may lie in the next one. `None` for a block that stays, or that another
-    /// stream uses.
+    /// From the first request of the step on; the end may lie in the next one. `None` for a block that has no place.
     lifetime: Option<(u32, u32)>,
+    /// Whether other streams use the block.
+    is_shared: bool,
     address: Option<u64>,
     shares_with: Sharers,
     /// The number of its last free among its stream's frees of planned memory; 0 if there was none.
@@ -261,6 +261,8 @@ pub(super) struct StepPlan {
     followed: u64,
     /// Set if memory passes from stream to stream.
     stream_order: Option<StreamOrder>,
+    /// Freed blocks that other streams may still use: slot and end, by address. Empty if memory passes from stream to stream.
+    pending: BTreeMap<u64, (u32, u64)>,
 }
 
 /// Which frees of memory of a plan the streams have waited for.
@@ -300,8 +302,9 @@ impl StreamOrder {
 
 impl StepPlan {
     fn new(requests: Vec<PlannedRequest>, period: u32) -> StepPlan {
-        let (misses, counted, followed) = (0, 0, 0);
-        let mut plan = StepPlan { requests, period, turn: 0, next: 0, misses, counted, followed, stream_order: None };
+        let (turn, next, misses, counted, followed) = (0, 0, 0, 0, 0);
+        let (stream_order, pending) = (None, BTreeMap::new());
+        let mut plan = StepPlan { requests, period, turn, next, misses, counted, followed, stream_order, pending };
         plan.turn = plan.emptiest();
         plan
     }
@@ -313,6 +316,11 @@ impl StepPlan {
             requests.map(|request| request.shape.1).sum()
         };
         bytes(true) / (bytes(false) / 100).max(1)
+    }
+
+    /// Whether a block that other streams use has a place. Its memory then serves its own stream only.
+    fn has_shared_places(&self) -> bool {
+        self.requests.iter().any(|request| request.is_shared && request.lifetime.is_some())
     }
 
     /// The numbers of the planned requests, and their streams and lifetimes.
@@ -465,14 +473,30 @@ impl StepPlan {
         }
     }
 
-    /// A block of the plan was freed.
+    /// A block of the plan was freed, and no other stream uses it.
     pub(super) fn note_free(&mut self, address: u64) {
+        self.pending.remove(&address);
         let Some(order) = &mut self.stream_order else { return };
         let Some(number) = order.live.remove(&address) else { return };
         let request = &mut self.requests[number];
         let frees = order.frees.entry(request.shape.0).or_default();
         *frees += 1;
         request.last_free = *frees;
+    }
+
+    /// A block of the plan was freed that other streams may still use. If its memory serves its own stream only, that stream can
+    /// wait for them when it needs the memory.
+    pub(super) fn note_shared_free(&mut self, slot: u32, piece: &MemoryPiece) {
+        if self.stream_order.is_none() {
+            self.pending.insert(piece.address, (slot, piece.end()));
+        }
+    }
+
+    /// The slot of a freed block at the place of a request that other streams may still use.
+    fn pending_at(&self, number: usize) -> Option<u32> {
+        let PlannedRequest { shape: (_, bytes), address, .. } = self.requests[number];
+        let (_, &(slot, end)) = self.pending.range(..address? + bytes).next_back()?;
+        (address? < end).then_some(slot)
     }
 }
 
@@ -518,6 +542,7 @@ impl OomphAllocator {
         if number == plan.turn && !self.is_placed && !self.place_step(cx)? {
             return Ok(None);
         }
+        self.take_over_pending(cx, shape.0, number)?;
         let Some((around, address)) = self.planned_block(number) else { return Ok(None) };
         if let Some(plan) = &mut self.plan {
             while let Some(other) = plan.due_wait(number) {
@@ -529,6 +554,21 @@ impl OomphAllocator {
         let slot = self.take_at(around, address);
         self.blocks[slot].stream = shape.0;
         Ok(Some(slot))
+    }
+
+    /// Lets a stream wait for the others that may still use freed blocks at the place of its request. The host does not wait.
+    fn take_over_pending(
+        &mut self,
+        cx: &mut Context<'_>,
+        stream: StreamId,
+        number: usize,
+    ) -> Result<(), StrategyError> {
+        while let Some(slot) = self.plan.as_ref().and_then(|plan| plan.pending_at(number)) {
+            self.blocks.deferred.hand_over(cx.device, slot, stream)?;
+            self.blocks.report_completed(cx, &mut self.stats, slot);
+            self.free_block(slot);
+        }
+        Ok(())
     }
 
     /// The free block around the place of a request, and the address of the place, if all of it is free.
@@ -555,6 +595,11 @@ impl OomphAllocator {
     /// new memory, or if no places were found.
     fn place_step(&mut self, cx: &mut Context<'_>) -> Result<bool, StrategyError> {
         let Some(mut plan) = self.plan.take() else { return Ok(false) };
+        let has_shared_places = plan.has_shared_places();
+        if has_shared_places {
+            // Much of the memory for the plan may still wait for other streams.
+            self.complete_frees(cx, Patience::Wait)?;
+        }
         self.mapping.mend(cx.device)?;
         self.mapping.release_loose(cx.device)?;
         let runs = self.runs(|_| true);
@@ -582,7 +627,7 @@ impl OomphAllocator {
             }
         }
         for sharing in [StreamSharing::BetweenPhases, StreamSharing::Always] {
-            if streams.len() > 1 && needs_more(&best, live / 1000 * WORTH_SHARING) {
+            if streams.len() > 1 && !has_shared_places && needs_more(&best, live / 1000 * WORTH_SHARING) {
                 best = better(best, lay_out(sharing, &rooms));
             }
         }
@@ -706,6 +751,7 @@ mod tests {
             let request = |&(stream, mebibytes, life): &(u16, u64, (u32, u32))| PlannedRequest {
                 shape: (StreamId(stream), mebibytes * MIB),
                 lifetime: Some(life),
+                is_shared: false,
                 address: None,
                 shares_with: Sharers::new(),
                 last_free: 0,

@@ -482,6 +482,29 @@ fn streams_of_a_plan_wait_where_they_share_memory() {
     assert!(records > 0 && waits == records && maps == 0, "{records} events, {waits} waits, {maps} mappings");
 }
 
+/// Where most blocks are used on another stream, the next request at their place waits on the GPU: no memory is mapped, and the host
+/// does not wait.
+#[test]
+fn blocks_that_other_streams_use_have_places_in_a_plan() {
+    let (mut bench, mut kept) = (OomphBench::new(in_chunks_of(10 * MIB)), Vec::new());
+    let user = |number: usize| (!number.is_multiple_of(4)).then_some(1);
+    for _ in 0..8 {
+        bench.step_with_users(&SCATTERED, &mut kept, user);
+    }
+    let planned = |bench: &OomphBench| (bench.strategy.is_placed, bench.strategy.counters.steps_planned);
+    let plans = planned(&bench);
+    assert!(plans.0, "{:?}", bench.strategy.counters);
+    let kinds = [CallKind::StreamWaitEvent, CallKind::MemMap, CallKind::EventSynchronize, CallKind::EventCreate];
+    let before = kinds.map(|kind| bench.calls(kind));
+    let reserved = bench.reserved();
+    for _ in 0..10 {
+        bench.step_with_users(&SCATTERED, &mut kept, user);
+    }
+    let after = kinds.map(|kind| bench.calls(kind));
+    assert!(after[0] > before[0], "{after:?}");
+    assert_eq!((&after[1..], bench.reserved(), planned(&bench)), (&before[1..], reserved, plans));
+}
+
 /// In a capture no stream can be waited for, so memory that streams share serves all requests before.
 #[test]
 fn a_capture_ends_a_plan_of_several_streams() {
@@ -507,7 +530,7 @@ fn nothing_is_left_when_an_allocator_with_a_plan_is_closed() {
 }
 
 mod repeated_steps {
-    use proptest::prelude::{ProptestConfig, any, prop, prop_assert_eq, proptest};
+    use proptest::prelude::{ProptestConfig, Strategy as _, any, prop, prop_assert_eq, proptest};
 
     use super::*;
 
@@ -522,7 +545,8 @@ mod repeated_steps {
             departures in prop::collection::vec(any::<bool>(), 12),
             chunk in 1u64..8,
             streams in 1u16..=3,
-            users in prop::collection::vec(prop::option::weighted(0.1, 0u16..3), 30),
+            users in prop::sample::select(vec![0.1, 0.7])
+                .prop_flat_map(|shared| prop::collection::vec(prop::option::weighted(shared, 0u16..3), 30)),
         ) {
             let on_streams = |requests: Vec<StepRequest>| -> Vec<StepRequest> {
                 requests.into_iter().map(|(size, stream, lives)| (size, stream % streams, lives)).collect()
