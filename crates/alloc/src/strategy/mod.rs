@@ -232,6 +232,15 @@ pub(crate) fn unless_out_of_memory<T>(answer: Result<T, DeviceError>) -> Result<
     }
 }
 
+/// The part of a device that a program allows itself ([`Control::Fraction`]).
+pub(crate) fn checked_fraction(fraction: f64) -> Result<f64, StrategyError> {
+    if (0.0..=1.0).contains(&fraction) {
+        Ok(fraction)
+    } else {
+        Err(StrategyError::Refused(format!("memory fraction {fraction} is not between 0 and 1")))
+    }
+}
+
 /// One request for memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {

@@ -27,7 +27,7 @@ pub use resume::SharedRange;
 use self::{blocks::BlockNumbers, expandable::RangeTable, pools::PoolTable, statistics::CachingStatistics};
 use super::{
     Attempt, Block, BlockView, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Parameter, Refusal,
-    Request, SegmentView, Setup, Shortage, Stats, Strategy, StrategyEntry, StrategyError,
+    Request, SegmentView, Setup, Shortage, Stats, Strategy, StrategyEntry, StrategyError, checked_fraction,
     pooled::{MemoryPiece, NONE, PieceState, PieceTable},
 };
 use crate::device::Capabilities;
@@ -277,15 +277,13 @@ impl Strategy for Caching {
                 self.configure(settings);
                 Ok(())
             }
-            Control::Fraction(fraction) if (0.0..=1.0).contains(&fraction) => {
+            Control::Fraction(fraction) => {
+                let fraction = checked_fraction(fraction)?;
                 let rule = self.rules().fraction;
                 let total = if rule.one_is_a_limit { cx.device.memory_info()?.total } else { self.device_bytes };
                 self.limit = rule.limit(fraction, total);
                 self.rare = RareRules::of(&self.settings, self.limit);
                 Ok(())
-            }
-            Control::Fraction(fraction) => {
-                Err(StrategyError::Refused(format!("memory fraction {fraction} is not between 0 and 1")))
             }
             Control::PoolBegin { pool, stream } => self.pool_begin(pool, stream),
             Control::PoolEnd { pool } => self.pool_end(pool),

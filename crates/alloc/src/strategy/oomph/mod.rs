@@ -37,6 +37,7 @@ use self::{
 use super::{
     Attempt, Block, BlockView, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome, Parameter,
     Request, SegmentView, Setup, Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent,
+    checked_fraction,
     deferred::Patience,
     parameters::{self, Setting},
     pooled::{FreeLists, MemoryPiece, NONE, PerStream, PieceState, PieceTable, WaitEvent},
@@ -505,10 +506,7 @@ impl Strategy for OomphAllocator {
             }
             Control::CaptureEnd => self.captures = self.captures.saturating_sub(1),
             Control::StayInPlace(stays) => self.in_place = stays,
-            Control::Fraction(fraction) if (0.0..=1.0).contains(&fraction) => self.fraction = fraction,
-            Control::Fraction(fraction) => {
-                return Err(StrategyError::Refused(format!("memory fraction {fraction} is not between 0 and 1")));
-            }
+            Control::Fraction(fraction) => self.fraction = checked_fraction(fraction)?,
             Control::TrimInCapture { capturing } if !self.in_place => self.release_cached(cx, capturing)?,
             _ => {}
         }

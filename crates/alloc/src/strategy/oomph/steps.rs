@@ -160,11 +160,9 @@ impl StepHistory {
         let shortest = self.failed_period.max(SHORTEST_PERIOD) + 1;
         let periods = (shortest..=(newest - oldest).min(KEPT_REQUESTS / 2)).filter(repeats).take(MOST_PERIODS);
         let periods: Vec<u64> = periods.collect();
-        let mut plans =
-            [false, true].into_iter().flat_map(|shared| periods.iter().map(move |&period| (period, shared)));
-        plans.find_map(|(period, shared)| {
-            Some(self.step(period, shared)).filter(|plan| plan.planned_percent() >= LEAST_PLANNED)
-        })
+        let history = &*self;
+        let plans = |shared| periods.iter().map(move |&period| history.step(period, shared));
+        plans(false).chain(plans(true)).find(|plan| plan.planned_percent() >= LEAST_PLANNED)
     }
 
     /// The last `period` requests and their lifetimes. Blocks that other streams use have places only if `shared`, because their
