@@ -186,6 +186,35 @@ def fsdp(steps):
     return parameters
 
 
+def fsdp1(steps):
+    """FullyShardedDataParallel, on one rank, with bf16 parameters: parameters pass between streams with record_stream."""
+    dist = one_rank()
+    from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    precision = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    model = FullyShardedDataParallel(
+        LanguageModel(layers=12).to(DEVICE),
+        # What one rank gets whatever it asks for.
+        sharding_strategy=ShardingStrategy.NO_SHARD,
+        auto_wrap_policy=ModuleWrapPolicy({Block}),
+        mixed_precision=precision,
+        use_orig_params=True,
+    )
+    optimizer = adamw(model)
+    for _ in steps(20):
+        tokens = torch.randint(0, VOCABULARY, (8, 512), device=DEVICE)
+        loss = F.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten())
+        loss.backward()
+        model.clip_grad_norm_(1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        loss.item()
+    parameters = [parameter.detach() for parameter in model.parameters()]
+    dist.destroy_process_group()
+    return parameters
+
+
 def ddp(steps):
     """Replicated, on one rank: gradients are in buckets."""
     dist = one_rank()
@@ -323,6 +352,27 @@ def serving(steps):
         return [model(torch.arange(64, device=DEVICE)[None])]
 
 
+def generation(steps):
+    """Batches of prompts, one token at a time: the keys and values of every layer grow by torch.cat in every step."""
+    layers, heads, width = 16, 16, 1024
+    projections = nn.ModuleList(nn.Linear(width, 3 * width, bias=False) for _ in range(layers)).to(DEVICE, torch.bfloat16)
+    caches, tokens_left = [], 0
+    with torch.inference_mode():
+        for _ in steps(400):
+            if tokens_left == 0:
+                batch, length = random.choice([8, 16, 32]), random.randrange(64, 512)
+                shape = (batch, heads, length, width // heads)
+                caches = [[torch.zeros(shape, device=DEVICE, dtype=torch.bfloat16) for _ in "kv"] for _ in range(layers)]
+                x = torch.ones(batch, 1, width, device=DEVICE, dtype=torch.bfloat16)
+                tokens_left = random.randrange(20, 120)
+            for projection, cache in zip(projections, caches):
+                q, k, v = projection(x).view(batch, 1, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
+                cache[:] = torch.cat([cache[0], k], 2), torch.cat([cache[1], v], 2)
+                x = x + F.scaled_dot_product_attention(q, *cache).transpose(1, 2).reshape(batch, 1, width)
+            tokens_left -= 1
+        return [x]
+
+
 def embeddings(steps):
     """Tables with sparse gradients and bags of many lengths."""
     tables = nn.ModuleList(nn.EmbeddingBag(1 << 19, 64, sparse=True) for _ in range(8)).to(DEVICE)
@@ -398,8 +448,8 @@ def llama(steps):
 
 
 PROGRAMS = [
-    compiled, compiled_dynamic, ddp, embeddings, fsdp, gpt2, graph_server, graphed, llama, mempool, moe, prefetch, serving,
-    settings_change, swiglu, swiglu_var, unet,
+    compiled, compiled_dynamic, ddp, embeddings, fsdp, fsdp1, generation, gpt2, graph_server, graphed, llama, mempool, moe,
+    prefetch, serving, settings_change, swiglu, swiglu_var, unet,
 ]
 
 

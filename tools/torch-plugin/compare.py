@@ -34,8 +34,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ALLOCATORS = ["native", "expandable", "oomph"]
 # Programs of graphs, of servers and of training, with steady and with varying shapes.
 DEFAULT = [
-    "swiglu_var", "unet", "moe", "serving", "prefetch", "fsdp", "embeddings", "swiglu", "graphed", "graph_server", "gpt2",
-    "llama",
+    "swiglu_var", "unet", "moe", "serving", "prefetch", "fsdp", "fsdp1", "generation", "embeddings", "swiglu", "graphed",
+    "graph_server", "gpt2", "llama",
 ]
 WARM_STEPS = 3
 # What a process sends while it waits.

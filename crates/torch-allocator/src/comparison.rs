@@ -71,7 +71,7 @@ pub(crate) enum NativeVerdict {
         /// Its peak of reserved memory.
         peak_reserved: u64,
         /// Whether the program used blocks on several streams: then it depends on the speed of the
-        /// streams, and this is the figure for fast ones.
+        /// streams, and this is the figure for fast ones, the least.
         depends_on_time: bool,
     },
     /// It would have failed to serve this many requests.

@@ -297,8 +297,13 @@ impl GpuStatistics {
                 let plural = if *requests == 1 { "" } else { "s" };
                 writeln!(f, "PyTorch's own allocator would have failed to serve {requests} of the same request{plural}")
             }
-            &NativeVerdict::Served { peak_reserved, depends_on_time } => {
-                let about = if depends_on_time { "about " } else { "" };
+            &NativeVerdict::Served { peak_reserved, depends_on_time: true } => writeln!(
+                f,
+                "PyTorch's own allocator would have reserved at least {} for the same requests; how much more depends on when \
+                 the streams that share blocks finish with them",
+                Bytes(peak_reserved)
+            ),
+            &NativeVerdict::Served { peak_reserved, depends_on_time: false } => {
                 let percent = (peak_reserved as f64 / own as f64 - 1.0) * 100.0;
                 let difference = match percent.round().abs() {
                     0.0 => "the same within 0.5 %".to_owned(),
@@ -307,7 +312,7 @@ impl GpuStatistics {
                 };
                 writeln!(
                     f,
-                    "PyTorch's own allocator would have reserved {about}{} for the same requests ({difference})",
+                    "PyTorch's own allocator would have reserved {} for the same requests ({difference})",
                     Bytes(peak_reserved)
                 )
             }
@@ -479,6 +484,8 @@ mod tests {
         let (block, _) = run(&streams, 10)[0];
         streams.record_stream(block, 77).unwrap();
         assert!(matches!(native(&streams), Some(NativeVerdict::Served { depends_on_time: true, .. })));
+        let text = streams.statistics().to_string();
+        assert!(text.contains("would have reserved at least "), "{text}");
 
         // 15 blocks of 7 MiB fit in 110 MiB, but not with the 20 MiB segments of PyTorch's allocator.
         let small = service("oomph:smallest_chunk:2MiB,growth_step:2MiB", &[("OOMPH_LIMIT", "110MiB")]);

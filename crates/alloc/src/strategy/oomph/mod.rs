@@ -75,7 +75,12 @@ const PARAMETERS: &[Parameter] = &[
          small chunks save memory and cost driver calls",
     ),
     Parameter::text("largest_chunk", AN_AMOUNT, "40MiB", "largest chunk of physical memory"),
-    Parameter::text("growth_step", AN_AMOUNT, "20MiB", "reserved memory grows by at least this"),
+    Parameter::text(
+        "growth_step",
+        AN_AMOUNT,
+        "20MiB",
+        "reserved memory grows by at least this, or by 1/128 of itself if that is less",
+    ),
     Parameter::text(
         "slack_permille",
         "0 to 1000000",
@@ -94,7 +99,7 @@ struct OomphSettings {
     smallest_chunk: u64,
     /// Nor above this.
     largest_chunk: u64,
-    /// Reserved memory grows by at least this.
+    /// Reserved memory grows by at least this where much is reserved.
     growth_step: u64,
     /// While reserved memory exceeds peak live memory by at most this many thousandths, it grows
     /// rather than moves chunks, because moving waits for the device.
@@ -479,10 +484,11 @@ impl Strategy for OomphAllocator {
                 self.blocks[block.slot].state = PieceState::Pending;
                 self.postponed.push_back(block.slot);
             } else {
+                let users = if is_planned(piece) { self.blocks.users(block.slot).to_vec() } else { Vec::new() };
                 self.blocks.free_later(cx.device, block.slot)?;
                 let piece = &self.blocks[block.slot];
                 if is_planned(piece) {
-                    self.plan.iter_mut().for_each(|plan| plan.note_shared_free(block.slot, piece));
+                    self.plan.iter_mut().for_each(|plan| plan.note_shared_free(block.slot, piece, &users));
                 }
             }
             self.stats.on_free(size);

@@ -32,6 +32,9 @@ const LOST_PERCENT: [u64; 3] = [2, 4, 8];
 const PART_OF_RESERVED: u64 = 64;
 const SMALL_CHUNK: u64 = 16 * MIB;
 
+/// Growth beyond what a request needs is at most this part of reserved memory.
+const STEP_PART_OF_RESERVED: u64 = 128;
+
 /// Neighbouring free blocks and gaps, in address order.
 pub(super) type FreeRun = Vec<RunPart>;
 
@@ -257,7 +260,7 @@ impl OomphAllocator {
         self.mapping.release_loose(cx.device)?;
         let room = site.limit - site.fill.0;
         let mut taken = Vec::new();
-        let may_grow = self.is_fixed() || self.may_grow(site.missing());
+        let may_grow = self.is_fixed() || self.may_grow(site.missing()) || self.history.blocks_grow();
         let grown = may_grow && self.create(cx, site.missing(), room)?;
         if !grown {
             if self.is_fixed() {
@@ -359,8 +362,9 @@ impl OomphAllocator {
     /// Creates loose chunks of `bytes` in sum, or of the growth step where there is room for it.
     /// Returns false, and has created none, if the device has no more.
     pub(super) fn create(&mut self, cx: &mut Context<'_>, bytes: u64, room: u64) -> Result<bool, StrategyError> {
-        // The step is at most what is reserved already, so that a small program reserves little.
-        let step = round_up(self.settings.growth_step.min(self.stats.current.reserved), self.page);
+        // A part of what is reserved already, so that a small program reserves little.
+        let step =
+            round_up(self.settings.growth_step.min(self.stats.current.reserved / STEP_PART_OF_RESERVED), self.page);
         let generous = bytes.max(step).min(room);
         let largest = self.chunk_for(bytes);
         let mut amounts = vec![generous, bytes];

@@ -11,6 +11,10 @@
 //!   call, except where memory passes from stream to stream, and where a block that other streams use is freed: the next request at its
 //!   place waits for them on the GPU.
 //!
+//! [`StepHistory`] also sees whether blocks grow, as caches do to which tokens are added: every request is slightly larger than a block that is
+//! freed soon after. The memory of such a block does not fit the next ones until it merges with that of a neighbour. Chunks that are moved out of it
+//! leave parts that fit nothing, and moves would go on in every step. So memory grows instead, as in expandable segments.
+//!
 //! The places of a plan are proposals. A request that is not in the plan, or whose place is not free, is served by the
 //! memory outside of the plan. If that is not enough, or if the program does something else, the plan is given up and its memory serves all requests.
 
@@ -49,6 +53,14 @@ const REPEATED_PART: u64 = 4;
 const LIVE_TOLERANCE: u64 = 256;
 /// At least this percentage of the bytes of a step is planned.
 const LEAST_PLANNED: u64 = 90;
+/// Whether blocks grow is seen in this many of the latest requests.
+const GROWTH_WINDOW: u64 = 2048;
+/// And not in fewer than this.
+const SHORTEST_GROWTH: u64 = 64;
+/// Blocks grow if at least this percentage of requests, in balance, are slightly larger than an earlier one.
+const LEAST_GROWTH: i64 = 20;
+/// A slightly larger request exceeds an earlier one by at most one part of this many.
+const GROWTH_PART: u64 = 128;
 /// How many requests of a plan may be left out at once.
 const LOOK_AHEAD: usize = 16;
 /// A plan is given up when more than one request of this many in a period is not as planned.
@@ -104,6 +116,9 @@ pub(super) struct StepHistory {
     refusals: u64,
     /// The length of the last plan that was given up: a period is longer.
     failed_period: u64,
+    /// Whether blocks grow, and the request before which that is not judged again.
+    blocks_grow: bool,
+    next_look: u64,
 }
 
 impl StepHistory {
@@ -134,6 +149,17 @@ impl StepHistory {
             self.requests[place] = PastRequest { freed: Some(self.clock), is_shared, ..self.requests[place] };
             self.clock += 1;
         }
+    }
+
+    /// Whether the latest requests replace blocks by slightly larger ones.
+    pub(super) fn blocks_grow(&mut self) -> bool {
+        if self.count >= self.next_look {
+            let latest = self.count.min(GROWTH_WINDOW).min(self.requests.len() as u64);
+            self.next_look = self.count + (latest / 2).max(SHORTEST_GROWTH);
+            let shapes = (self.count - latest..self.count).map(|index| self.at(index).shape);
+            self.blocks_grow = latest >= SHORTEST_GROWTH && growth_percent(shapes) >= LEAST_GROWTH;
+        }
+        self.blocks_grow
     }
 
     fn at(&self, index: u64) -> &PastRequest {
@@ -180,8 +206,7 @@ impl StepHistory {
             let life = life.filter(|&life| ended.shape == now.shape && life <= length && (shared || !ended.is_shared));
             let begin = now.born - self.at(first).born;
             let lifetime = life.map(|life| (begin as u32, (begin + life) as u32));
-            let (is_shared, address, shares_with, last_free) = (ended.is_shared, None, Sharers::new(), 0);
-            PlannedRequest { shape: now.shape, lifetime, is_shared, address, shares_with, last_free }
+            PlannedRequest::new(now.shape, lifetime, ended.is_shared)
         };
         StepPlan::new((first..=newest).map(request).collect(), length as u32)
     }
@@ -215,6 +240,20 @@ impl StepHistory {
     }
 }
 
+/// The percentage of requests that are slightly larger than an earlier one, less those that are slightly smaller. It is near 0 where sizes
+/// come in any order.
+fn growth_percent(shapes: impl Iterator<Item = RequestShape>) -> i64 {
+    let (mut earlier, mut balance, mut count) = (BTreeSet::new(), 0, 0);
+    for (stream, bytes) in shapes {
+        let near = bytes / GROWTH_PART;
+        let between = |low: u64, high: u64| earlier.range((stream, low)..(stream, high)).next().is_some();
+        balance += i64::from(between(bytes - near, bytes)) - i64::from(between(bytes + 1, bytes + 1 + near));
+        count += 1;
+        earlier.insert((stream, bytes));
+    }
+    balance * 100 / count.max(1)
+}
+
 /// One request of a step.
 #[derive(Clone, Debug)]
 struct PlannedRequest {
@@ -224,13 +263,23 @@ struct PlannedRequest {
     /// Whether other streams use the block.
     is_shared: bool,
     address: Option<u64>,
+    /// Empty if memory does not pass from stream to stream.
     shares_with: Sharers,
-    /// The number of its last free among its stream's frees of planned memory; 0 if there was none.
-    last_free: u64,
+    /// The last free of its block, counted by each stream that used it. Streams that are known to be done are left out.
+    last_free: Vec<CountedFree>,
 }
 
-/// The requests that use some of the same memory as another one, by stream, without those of its own stream.
-type Sharers = BTreeMap<StreamId, Vec<usize>>;
+impl PlannedRequest {
+    fn new(shape: RequestShape, lifetime: Option<(u32, u32)>, is_shared: bool) -> PlannedRequest {
+        PlannedRequest { shape, lifetime, is_shared, address: None, shares_with: Sharers::new(), last_free: Vec::new() }
+    }
+}
+
+/// The requests that use some of the same memory as another one. Those of its own stream only if other streams use their blocks.
+type Sharers = Vec<usize>;
+
+/// A stream, and the number of a free among all frees of planned memory that it used.
+type CountedFree = (StreamId, u64);
 
 /// Places for all blocks of a step.
 #[derive(Clone, Debug)]
@@ -259,8 +308,17 @@ pub(super) struct StepPlan {
     followed: u64,
     /// Set if memory passes from stream to stream.
     stream_order: Option<StreamOrder>,
-    /// Freed blocks that other streams may still use: slot and end, by address. Empty if memory passes from stream to stream.
-    pending: BTreeMap<u64, (u32, u64)>,
+    /// Freed blocks that other streams may still use, by address.
+    pending: BTreeMap<u64, PendingFree>,
+}
+
+/// A freed block of a plan that other streams may still use.
+#[derive(Clone, Copy, Debug)]
+struct PendingFree {
+    slot: u32,
+    end: u64,
+    /// The number of its request, if memory passes from stream to stream.
+    number: Option<usize>,
 }
 
 /// Which frees of memory of a plan the streams have waited for.
@@ -279,22 +337,29 @@ impl StreamOrder {
         self.frees.get(&stream).copied().unwrap_or(0)
     }
 
+    /// A stream frees memory that it used.
+    fn count_free(&mut self, stream: StreamId) -> CountedFree {
+        let frees = self.frees.entry(stream).or_default();
+        *frees += 1;
+        (stream, *frees)
+    }
+
+    /// All later work of a stream comes after that free.
+    fn note_follows(&mut self, stream: StreamId, (other, free): CountedFree) {
+        let known = self.follows.entry((stream, other)).or_default();
+        *known = free.max(*known);
+    }
+
     fn follows(&self, stream: StreamId, other: StreamId) -> u64 {
         self.follows.get(&(stream, other)).copied().unwrap_or(0)
     }
 
     /// A stream waits for all work of another one, and so for what that one has waited for.
     fn note_wait(&mut self, stream: StreamId, other: StreamId) {
-        self.follows.insert((stream, other), self.frees_of(other));
-        let third: Vec<(StreamId, u64)> = self
-            .follows
-            .range((other, StreamId(0))..=(other, StreamId(u16::MAX)))
-            .map(|(&(_, of), &frees)| (of, frees))
-            .collect();
-        for (of, frees) in third {
-            let known = self.follows.entry((stream, of)).or_default();
-            *known = frees.max(*known);
-        }
+        let third = self.follows.range((other, StreamId(0))..=(other, StreamId(u16::MAX)));
+        let mut followed: Vec<CountedFree> = third.map(|(&(_, of), &frees)| (of, frees)).collect();
+        followed.push((other, self.frees_of(other)));
+        followed.into_iter().for_each(|free| self.note_follows(stream, free));
     }
 }
 
@@ -316,7 +381,7 @@ impl StepPlan {
         bytes(true) / (bytes(false) / 100).max(1)
     }
 
-    /// Whether a block that other streams use has a place. Its memory then serves its own stream only.
+    /// Whether a block that other streams use has a place.
     fn has_shared_places(&self) -> bool {
         self.requests.iter().any(|request| request.is_shared && request.lifetime.is_some())
     }
@@ -380,7 +445,7 @@ impl StepPlan {
         Some(StepLayout { addresses, sharers, end: base + height })
     }
 
-    /// For each request, the requests of other streams that use some of the same memory; `None` if these are too many.
+    /// For each request, the others that use some of the same memory and must be waited for; `None` if these are too many.
     fn sharers(&self, addresses: &[Option<u64>]) -> Option<Vec<Sharers>> {
         let place = |(number, (request, address)): (usize, (&PlannedRequest, &Option<u64>))| {
             let (stream, bytes) = request.shape;
@@ -392,9 +457,10 @@ impl StepPlan {
         let mut left = places.len() * MOST_SHARERS;
         for (range, stream, number) in &places {
             for (other, user, sharer) in &places {
-                if user != stream && other.start < range.end && range.start < other.end {
+                let may_wait = user != stream || self.requests[*sharer].is_shared && sharer != number;
+                if may_wait && other.start < range.end && range.start < other.end {
                     left = left.checked_sub(1)?;
-                    found[*number].entry(*user).or_default().push(*sharer);
+                    found[*number].push(*sharer);
                 }
             }
         }
@@ -406,7 +472,7 @@ impl StepPlan {
         self.stream_order = layout.sharers.is_some().then(StreamOrder::default);
         let sharers = layout.sharers.into_iter().flatten().chain(iter::repeat_with(Sharers::new));
         for ((request, address), shares_with) in self.requests.iter_mut().zip(layout.addresses).zip(sharers) {
-            (request.address, request.shares_with, request.last_free) = (address, shares_with, 0);
+            (request.address, request.shares_with, request.last_free) = (address, shares_with, Vec::new());
         }
     }
 
@@ -451,12 +517,9 @@ impl StepPlan {
     /// the request last waited for it.
     fn due_wait(&self, number: usize) -> Option<StreamId> {
         let order = self.stream_order.as_ref()?;
-        let request = &self.requests[number];
-        let is_due = |(other, sharing): &(&StreamId, &Vec<usize>)| {
-            let follows = order.follows(request.shape.0, **other);
-            follows < order.frees_of(**other) && sharing.iter().any(|&user| self.requests[user].last_free > follows)
-        };
-        request.shares_with.iter().find(is_due).map(|(&other, _)| other)
+        let PlannedRequest { shape: (stream, _), shares_with, .. } = &self.requests[number];
+        let mut frees = shares_with.iter().flat_map(|&sharer| &self.requests[sharer].last_free);
+        frees.find(|&&(other, free)| other != *stream && order.follows(*stream, other) < free).map(|&(other, _)| other)
     }
 
     /// All later work of a stream comes after what another stream has queued so far.
@@ -471,30 +534,51 @@ impl StepPlan {
         }
     }
 
-    /// A block of the plan was freed, and no other stream uses it.
+    /// A block of the plan was freed, and no other stream uses it, or no longer.
     pub(super) fn note_free(&mut self, address: u64) {
-        self.pending.remove(&address);
+        let pending = self.pending.remove(&address);
         let Some(order) = &mut self.stream_order else { return };
-        let Some(number) = order.live.remove(&address) else { return };
-        let request = &mut self.requests[number];
-        let frees = order.frees.entry(request.shape.0).or_default();
-        *frees += 1;
-        request.last_free = *frees;
+        if let Some(request) = pending.and_then(|free| self.requests.get_mut(free.number?)) {
+            request.last_free.retain(|&(user, _)| user == request.shape.0);
+        } else if let Some(number) = order.live.remove(&address) {
+            let request = &mut self.requests[number];
+            request.last_free = vec![order.count_free(request.shape.0)];
+        }
     }
 
-    /// A block of the plan was freed that other streams may still use. If its memory serves its own stream only, that stream can
-    /// wait for them when it needs the memory.
-    pub(super) fn note_shared_free(&mut self, slot: u32, piece: &MemoryPiece) {
-        if self.stream_order.is_none() {
-            self.pending.insert(piece.address, (slot, piece.end()));
+    /// A block of the plan was freed that other streams may still use. The next request at its place lets its stream wait for
+    /// them. If that was not foreseen, the memory is free when they are done.
+    pub(super) fn note_shared_free(&mut self, slot: u32, piece: &MemoryPiece, users: &[StreamId]) {
+        let mut number = None;
+        if let Some(order) = &mut self.stream_order {
+            let Some(&user) = order.live.get(&piece.address) else { return };
+            if !self.requests[user].is_shared {
+                return;
+            }
+            order.live.remove(&piece.address);
+            let own = piece.stream;
+            self.requests[user].last_free = iter::once(&own).chain(users).map(|&user| order.count_free(user)).collect();
+            number = Some(user);
         }
+        self.pending.insert(piece.address, PendingFree { slot, end: piece.end(), number });
+    }
+
+    /// The freed block at the place of a request that other streams may still use is handed over: the stream of the request has waited
+    /// for them.
+    fn note_handed_over(&mut self, stream: StreamId, address: u64) {
+        let Some(PendingFree { number: Some(number), .. }) = self.pending.remove(&address) else { return };
+        let PlannedRequest { shape: (own, _), last_free, .. } = &self.requests[number];
+        let others = last_free.iter().filter(|(user, _)| user != own && *user != stream);
+        self.stream_order
+            .iter_mut()
+            .for_each(|order| others.clone().for_each(|&free| order.note_follows(stream, free)));
     }
 
     /// The slot of a freed block at the place of a request that other streams may still use.
     fn pending_at(&self, number: usize) -> Option<u32> {
         let PlannedRequest { shape: (_, bytes), address, .. } = self.requests[number];
-        let (_, &(slot, end)) = self.pending.range(..address? + bytes).next_back()?;
-        (address? < end).then_some(slot)
+        let (_, free) = self.pending.range(..address? + bytes).next_back()?;
+        (address? < free.end).then_some(free.slot)
     }
 }
 
@@ -563,6 +647,8 @@ impl OomphAllocator {
     ) -> Result<(), StrategyError> {
         while let Some(slot) = self.plan.as_ref().and_then(|plan| plan.pending_at(number)) {
             self.blocks.deferred.hand_over(cx.device, slot, stream)?;
+            let address = self.blocks[slot].address;
+            self.plan.iter_mut().for_each(|plan| plan.note_handed_over(stream, address));
             self.blocks.report_completed(cx, &mut self.stats, slot);
             self.free_block(slot);
         }
@@ -625,7 +711,7 @@ impl OomphAllocator {
             }
         }
         for sharing in [StreamSharing::BetweenPhases, StreamSharing::Always] {
-            if streams.len() > 1 && !has_shared_places && needs_more(&best, live / 1000 * WORTH_SHARING) {
+            if streams.len() > 1 && needs_more(&best, live / 1000 * WORTH_SHARING) {
                 best = better(best, lay_out(sharing, &rooms));
             }
         }
@@ -746,13 +832,8 @@ mod tests {
         /// Places a step of these requests, by stream, size in MiB and life, and returns what is reserved by it.
         fn place(&mut self, requests: &[(u16, u64, (u32, u32))], period: u32) -> u64 {
             let before = self.reserved();
-            let request = |&(stream, mebibytes, life): &(u16, u64, (u32, u32))| PlannedRequest {
-                shape: (StreamId(stream), mebibytes * MIB),
-                lifetime: Some(life),
-                is_shared: false,
-                address: None,
-                shares_with: Sharers::new(),
-                last_free: 0,
+            let request = |&(stream, mebibytes, life): &(u16, u64, (u32, u32))| {
+                PlannedRequest::new((StreamId(stream), mebibytes * MIB), Some(life), false)
             };
             self.strategy.plan = Some(StepPlan::new(requests.iter().map(request).collect(), period));
             let mut cx = Context { device: &mut *self.device, sink: &mut Silent };
@@ -782,6 +863,20 @@ mod tests {
         assert_eq!(bench.place(&[(0, 5, (0, 6)), (1, 5, (1, 4)), (1, 5, (2, 4))], 7), 0);
         let placed = [0, 1, 1].map(|stream| bench.alloc(5 * MIB, stream).address.0);
         assert!(placed.iter().all(|address| free.contains(address)), "{placed:?}");
+    }
+
+    #[test]
+    fn growth_is_told_from_sizes_in_any_order() {
+        let percent = |sizes: Vec<u64>| growth_percent(sizes.into_iter().map(|bytes| (StreamId(0), bytes * MIB)));
+        // Three caches of 1,000 to 1,600 tokens.
+        let growing = || (0..100).flat_map(|step| [1000, 1300, 1600].map(|tokens| tokens + step));
+        assert_eq!(percent(growing().collect()), 99);
+        assert_eq!(percent(growing().map(|tokens| 3000 - tokens).collect()), -99);
+        // The same sizes in an order without a direction.
+        let shuffled = growing().enumerate().map(|(number, tokens)| (number * 7919 % 300, tokens));
+        assert!(percent(shuffled.collect::<BTreeMap<_, _>>().into_values().collect()).abs() < 10);
+        // A step that is repeated.
+        assert_eq!(percent((0..300).map(|number| 100 + number % 10 * 50).collect()), 0);
     }
 
     #[test]

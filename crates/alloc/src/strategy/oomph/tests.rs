@@ -214,6 +214,8 @@ fn only_what_is_missing_is_new() {
 fn chunks_in_use_stay_where_they_are() {
     let mut bench = OomphBench::new(in_chunks_of(8 * MIB));
     bench.alloc(8 * MIB, 0);
+    let chunks = [0; 2].map(|_| bench.alloc(8 * MIB, 0));
+    chunks.into_iter().for_each(|block| bench.free(block));
     // Two blocks share a chunk: with one of them free, it cannot be moved.
     let blocks: Vec<Block> = (0..4).map(|_| bench.alloc(4 * MIB, 0)).collect();
     bench.free(blocks[0]);
@@ -503,6 +505,48 @@ fn blocks_that_other_streams_use_have_places_in_a_plan() {
     let after = kinds.map(|kind| bench.calls(kind));
     assert!(after[0] > before[0], "{after:?}");
     assert_eq!((&after[1..], bench.reserved(), planned(&bench)), (&before[1..], reserved, plans));
+}
+
+/// Two streams that use each other's blocks have one memory: each waits for what used its place before.
+#[test]
+fn streams_of_a_plan_share_memory_of_blocks_that_both_use() {
+    let script = SCATTERED.map(|(mebibytes, _, lives)| (mebibytes, 0, lives));
+    let on_two: Vec<StepRequest> = script.iter().zip(0..).map(|(&(size, _, lives), n)| (size, n % 2, lives)).collect();
+    let reserved = |script: &[StepRequest]| {
+        let (mut bench, mut kept) = (OomphBench::new(in_chunks_of(10 * MIB)), Vec::new());
+        for _ in 0..12 {
+            bench.step_with_users(script, &mut kept, |number| Some(u16::from(number % 4 < 2)));
+        }
+        assert!(bench.strategy.is_placed, "{:?}", bench.strategy.counters);
+        let maps = bench.calls(CallKind::MemMap);
+        bench.step_with_users(script, &mut kept, |number| Some(u16::from(number % 4 < 2)));
+        assert_eq!(bench.calls(CallKind::MemMap), maps);
+        bench.reserved()
+    };
+    let (alone, together) = (reserved(&script), reserved(&on_two));
+    assert!(together <= alone + alone / 20, "{together} bytes for two streams, {alone} for one");
+}
+
+/// Caches of a few requests, to which a token is added in each step. Chunks that were moved out of the memory of one cache would leave
+/// parts that fit no other, in every step.
+#[test]
+fn nothing_is_moved_where_blocks_grow() {
+    let mut bench = OomphBench::new(OomphSettings { slack_permille: 0, ..in_chunks_of(8 * MIB) });
+    let cache = |bench: &mut OomphBench, tokens: u64| bench.alloc(tokens * 32 * 1024, 0);
+    let mut caches: Vec<(u64, Block)> =
+        (0..60).map(|number| 300 + number / 20 * 220).map(|tokens| (tokens, cache(&mut bench, tokens))).collect();
+    let mut moves = Vec::new();
+    for _ in 0..120 {
+        for (tokens, block) in &mut caches {
+            *tokens += 1;
+            let grown = cache(&mut bench, *tokens);
+            bench.free(std::mem::replace(block, grown));
+        }
+        moves.push(bench.strategy.counters.chunks_moved);
+    }
+    assert_eq!(moves[119], moves[4], "{moves:?}");
+    let (live, reserved) = (bench.strategy.stats().peak.active, bench.reserved());
+    assert!(reserved <= live + live / 8, "{reserved} bytes for {live}");
 }
 
 /// In a capture no stream can be waited for, so memory that streams share serves all requests before.

@@ -285,6 +285,11 @@ impl PieceTable {
         Ok(())
     }
 
+    /// The other streams that use a piece.
+    pub(crate) fn users(&self, slot: u32) -> &[StreamId] {
+        self.uses.streams(self[slot].uses)
+    }
+
     /// Forgets which other streams use a piece.
     pub(crate) fn forget_uses(&mut self, slot: u32) {
         let entry = std::mem::replace(&mut self[slot].uses, NONE);
