@@ -21,7 +21,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     iter,
-    ops::Range,
+    ops::{Range, RangeInclusive},
 };
 
 use super::{
@@ -57,6 +57,9 @@ const LEAST_PLANNED: u64 = 90;
 const GROWTH_WINDOW: u64 = 2048;
 /// And not in fewer than this.
 const SHORTEST_GROWTH: u64 = 64;
+/// Only blocks of the size of some chunks count: where smaller ones are freed, whole chunks become free, and most of a larger one is in chunks
+/// that can be moved.
+const GROWING_SIZES: RangeInclusive<u64> = 8 * MIB..=128 * MIB;
 /// Blocks grow if at least this percentage of requests, in balance, are slightly larger than an earlier one.
 const LEAST_GROWTH: i64 = 20;
 /// A slightly larger request exceeds an earlier one by at most one part of this many.
@@ -154,10 +157,11 @@ impl StepHistory {
     /// Whether the latest requests replace blocks by slightly larger ones.
     pub(super) fn blocks_grow(&mut self) -> bool {
         if self.count >= self.next_look {
-            let latest = self.count.min(GROWTH_WINDOW).min(self.requests.len() as u64);
+            let latest = self.count.min(GROWTH_WINDOW);
             self.next_look = self.count + (latest / 2).max(SHORTEST_GROWTH);
             let shapes = (self.count - latest..self.count).map(|index| self.at(index).shape);
-            self.blocks_grow = latest >= SHORTEST_GROWTH && growth_percent(shapes) >= LEAST_GROWTH;
+            let growing: Vec<RequestShape> = shapes.filter(|(_, bytes)| GROWING_SIZES.contains(bytes)).collect();
+            self.blocks_grow = growing.len() as u64 >= SHORTEST_GROWTH && growth_percent(&growing) >= LEAST_GROWTH;
         }
         self.blocks_grow
     }
@@ -242,16 +246,15 @@ impl StepHistory {
 
 /// The percentage of requests that are slightly larger than an earlier one, less those that are slightly smaller. It is near 0 where sizes
 /// come in any order.
-fn growth_percent(shapes: impl Iterator<Item = RequestShape>) -> i64 {
-    let (mut earlier, mut balance, mut count) = (BTreeSet::new(), 0, 0);
-    for (stream, bytes) in shapes {
+fn growth_percent(shapes: &[RequestShape]) -> i64 {
+    let (mut earlier, mut balance) = (BTreeSet::new(), 0);
+    for &(stream, bytes) in shapes {
         let near = bytes / GROWTH_PART;
         let between = |low: u64, high: u64| earlier.range((stream, low)..(stream, high)).next().is_some();
         balance += i64::from(between(bytes - near, bytes)) - i64::from(between(bytes + 1, bytes + 1 + near));
-        count += 1;
         earlier.insert((stream, bytes));
     }
-    balance * 100 / count.max(1)
+    balance * 100 / (shapes.len() as i64).max(1)
 }
 
 /// One request of a step.
@@ -867,7 +870,9 @@ mod tests {
 
     #[test]
     fn growth_is_told_from_sizes_in_any_order() {
-        let percent = |sizes: Vec<u64>| growth_percent(sizes.into_iter().map(|bytes| (StreamId(0), bytes * MIB)));
+        let percent = |sizes: Vec<u64>| {
+            growth_percent(&sizes.into_iter().map(|bytes| (StreamId(0), bytes * MIB)).collect::<Vec<_>>())
+        };
         // Three caches of 1,000 to 1,600 tokens.
         let growing = || (0..100).flat_map(|step| [1000, 1300, 1600].map(|tokens| tokens + step));
         assert_eq!(percent(growing().collect()), 99);
