@@ -12,7 +12,7 @@
 //!   use it, or `used_on` must have named them: PyTorch requires the same.
 //! - While a CUDA graph is captured, and in the memory of captured graphs, a request is served by free memory of its own
 //!   stream or by new memory: nothing is moved, given back, waited for or passed from stream to stream.
-//! - A step that the program repeats is learned (`history`), and its blocks are placed together (`steps`): steady steps move nothing.
+//! - A step that the program repeats is learned, and its blocks are placed together (`steps`): steady steps move nothing.
 //! - Driver calls are few: physical memory is created in large chunks, and neighbouring chunks are
 //!   mapped or unmapped in one call (`mapping`).
 //!
@@ -20,7 +20,6 @@
 //! and each chunk costs a call to create. So chunks are smaller in small programs, under small limits
 //! and where much is lost. Sizes and rounding are PyTorch's, multiples of 512 bytes.
 
-mod history;
 mod mapping;
 mod page_heap;
 mod size_classes;
@@ -31,10 +30,9 @@ mod tests;
 use std::collections::{BTreeMap, VecDeque};
 
 use self::{
-    history::StepHistory,
     mapping::ChunkMapping,
     size_classes::{BEST_TRIES, PageClasses, QUANTUM},
-    steps::StepPlan,
+    steps::{StepHistory, StepPlan},
 };
 use super::{
     Attempt, Block, BlockView, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome, Parameter,

@@ -3,8 +3,8 @@
 //! A request that no free block of its stream fits is served in this order: free memory of other
 //! streams, free chunks that are moved together, new memory. A move costs one unmap for each place
 //! that chunks are taken from and waits for the streams that used them last, so it is the last
-//! resort before growth, and not made where blocks grow (`history`). The request is placed where the least memory has to come
-//! from elsewhere.
+//! resort before growth, and not made where blocks grow (`steps`). The request is placed where the least memory has to come from
+//! elsewhere.
 
 use std::{collections::BTreeSet, ops::Range};
 
