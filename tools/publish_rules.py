@@ -115,6 +115,14 @@ def short(number):
     return f"{number:.1f}" if number < 9.95 else f"{number:.0f}"
 
 
+# `oomph` as it is since the campaign.
+CHANGED = f"{LATEST}/oomph-simulated-bounds.csv"
+for name in ("need", "appetite"):
+    figure(f"changed.{name}", CHANGED)(
+        lambda name=name: f"{next(float(row[f'median_{name}_ratio']) for row in rows(CHANGED) if not row['split'] and not row['generator']):.3f}"
+    )
+
+
 STRATEGY_NAMES = {
     "oomph": "`oomph` (ours)",
     "planned": "`planned` (STAlloc's idea)",
@@ -879,6 +887,7 @@ def keep_simulated(name, folders):
 
 SENTENCES = {
     "README.md": [
+        "`oomph` has changed since: need {changed.need}, appetite {changed.appetite}",
         "18 strategies, {catalog.workloads} workloads, benchmark suites",
         "{need.strategies} strategies on {need.sources} workloads and recordings, {strategies.cases} cases. By content they are"
         " {need.patterns} patterns, and by program {need.families}, each counted once; {need.test} of the programs were not seen when",
@@ -922,6 +931,7 @@ SENTENCES = {
     ],
     f"{LATEST}/README.md": [
         "at random, in {behaviour.processes} processes",
+        "need {changed.need} and appetite {changed.appetite}",
         "at or below that under expandable segments in {compare.memory} of {compare.programs} programs, and {compare.median} times"
         " what is allocated in the median",
         "contains 1.00 or ends below 1.02 in {compare.steps} of {compare.programs} programs",
