@@ -79,7 +79,7 @@ const PARAMETERS: &[Parameter] = &[
         "growth_step",
         AN_AMOUNT,
         "20MiB",
-        "reserved memory grows by at least this, or by 1/128 of itself if that is less",
+        "reserved memory grows by at least this, or by 1/32 of itself if that is less",
     ),
     Parameter::text(
         "slack_permille",

@@ -34,7 +34,7 @@ const PART_OF_RESERVED: u64 = 64;
 const SMALL_CHUNK: u64 = 16 * MIB;
 
 /// Growth beyond what a request needs is at most this part of reserved memory.
-const STEP_PART_OF_RESERVED: u64 = 128;
+const STEP_PART_OF_RESERVED: u64 = 32;
 
 /// Neighbouring free blocks and gaps, in address order.
 pub(super) type FreeRun = Vec<RunPart>;
