@@ -569,12 +569,12 @@ impl StepPlan {
     /// The freed block at the place of a request that other streams may still use is handed over: the stream of the request has waited
     /// for them.
     fn note_handed_over(&mut self, stream: StreamId, address: u64) {
-        let Some(PendingFree { number: Some(number), .. }) = self.pending.remove(&address) else { return };
+        let freed = self.pending.remove(&address);
+        let (Some(order), Some(number)) = (&mut self.stream_order, freed.and_then(|free| free.number)) else { return };
         let PlannedRequest { shape: (own, _), last_free, .. } = &self.requests[number];
-        let others = last_free.iter().filter(|(user, _)| user != own && *user != stream);
-        self.stream_order
-            .iter_mut()
-            .for_each(|order| others.clone().for_each(|&free| order.note_follows(stream, free)));
+        for &free in last_free.iter().filter(|(user, _)| user != own && *user != stream) {
+            order.note_follows(stream, free);
+        }
     }
 
     /// The slot of a freed block at the place of a request that other streams may still use.
