@@ -3,8 +3,7 @@
 //! A request that no free block of its stream fits is served in this order: free memory of other
 //! streams, free chunks that are moved together, new memory. A move costs one unmap for each place
 //! that chunks are taken from and waits for the streams that used them last, so it is the last
-//! resort before growth, and not made where blocks grow (`steps`). The request is placed where the least memory has to come from
-//! elsewhere.
+//! resort before growth. The request is placed where the least memory has to come from elsewhere.
 
 use std::{collections::BTreeSet, ops::Range};
 
@@ -261,7 +260,7 @@ impl OomphAllocator {
         self.mapping.release_loose(cx.device)?;
         let room = site.limit - site.fill.0;
         let mut taken = Vec::new();
-        let may_grow = self.is_fixed() || self.may_grow(site.missing()) || self.history.blocks_grow();
+        let may_grow = self.is_fixed() || self.may_grow(site.missing());
         let grown = may_grow && self.create(cx, site.missing(), room)?;
         if !grown {
             if self.is_fixed() {

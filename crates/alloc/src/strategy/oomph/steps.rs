@@ -11,17 +11,13 @@
 //!   call, except where memory passes from stream to stream, and where a block that other streams use is freed: the next request at its
 //!   place waits for them on the GPU.
 //!
-//! [`StepHistory`] also sees whether blocks grow, as caches do to which tokens are added: every request is slightly larger than a
-//! block that is freed soon after. The memory of that block fits no request until it merges with a neighbour. Chunks that are moved
-//! out of it leave parts that fit nothing, and moves would go on in every step. So memory grows instead, as in expandable segments.
-//!
 //! The places of a plan are proposals. A request that is not in the plan, or whose place is not free, is served by the
 //! memory outside of the plan. If that is not enough, or if the program does something else, the plan is given up and its memory serves all requests.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     iter,
-    ops::{Range, RangeInclusive},
+    ops::Range,
 };
 
 use super::{
@@ -53,17 +49,6 @@ const REPEATED_PART: u64 = 4;
 const LIVE_TOLERANCE: u64 = 256;
 /// At least this percentage of the bytes of a step is planned.
 const LEAST_PLANNED: u64 = 90;
-/// Whether blocks grow is seen in this many of the latest requests.
-const GROWTH_WINDOW: u64 = 2048;
-/// And not in fewer than this.
-const SHORTEST_GROWTH: u64 = 64;
-/// Only blocks of the size of some chunks count: where smaller ones are freed, whole chunks become free, and most of a larger one is in chunks
-/// that can be moved.
-const GROWING_SIZES: RangeInclusive<u64> = 8 * MIB..=128 * MIB;
-/// Blocks grow if at least this percentage of requests, in balance, are slightly larger than an earlier one.
-const LEAST_GROWTH: i64 = 20;
-/// A slightly larger request exceeds an earlier one by at most one part of this many.
-const GROWTH_PART: u64 = 128;
 /// How many requests of a plan may be left out at once.
 const LOOK_AHEAD: usize = 16;
 /// A plan is given up when more than one request of this many in a period is not as planned.
@@ -119,9 +104,6 @@ pub(super) struct StepHistory {
     refusals: u64,
     /// The length of the last plan that was given up: a period is longer.
     failed_period: u64,
-    /// Whether blocks grow, and the request before which that is not judged again.
-    blocks_grow: bool,
-    next_look: u64,
 }
 
 impl StepHistory {
@@ -152,18 +134,6 @@ impl StepHistory {
             self.requests[place] = PastRequest { freed: Some(self.clock), is_shared, ..self.requests[place] };
             self.clock += 1;
         }
-    }
-
-    /// Whether the latest requests replace blocks by slightly larger ones.
-    pub(super) fn blocks_grow(&mut self) -> bool {
-        if self.count >= self.next_look {
-            let latest = self.count.min(GROWTH_WINDOW);
-            self.next_look = self.count + (latest / 2).max(SHORTEST_GROWTH);
-            let shapes = (self.count - latest..self.count).map(|index| self.at(index).shape);
-            let growing: Vec<RequestShape> = shapes.filter(|(_, bytes)| GROWING_SIZES.contains(bytes)).collect();
-            self.blocks_grow = growing.len() as u64 >= SHORTEST_GROWTH && growth_percent(&growing) >= LEAST_GROWTH;
-        }
-        self.blocks_grow
     }
 
     fn at(&self, index: u64) -> &PastRequest {
@@ -242,19 +212,6 @@ impl StepHistory {
     fn allowed(&self, live: u64) -> u64 {
         live / 1000 * (self.refusals * ALLOWED_PER_REFUSAL).min(MOST_ALLOWED)
     }
-}
-
-/// The percentage of requests that are slightly larger than an earlier one, less those that are slightly smaller. It is near 0 where sizes
-/// come in any order.
-fn growth_percent(shapes: &[RequestShape]) -> i64 {
-    let (mut earlier, mut balance) = (BTreeSet::new(), 0);
-    for &(stream, bytes) in shapes {
-        let near = bytes / GROWTH_PART;
-        let between = |low: u64, high: u64| earlier.range((stream, low)..(stream, high)).next().is_some();
-        balance += i64::from(between(bytes - near, bytes)) - i64::from(between(bytes + 1, bytes + 1 + near));
-        earlier.insert((stream, bytes));
-    }
-    balance * 100 / (shapes.len() as i64).max(1)
 }
 
 /// One request of a step.
@@ -866,22 +823,6 @@ mod tests {
         assert_eq!(bench.place(&[(0, 5, (0, 6)), (1, 5, (1, 4)), (1, 5, (2, 4))], 7), 0);
         let placed = [0, 1, 1].map(|stream| bench.alloc(5 * MIB, stream).address.0);
         assert!(placed.iter().all(|address| free.contains(address)), "{placed:?}");
-    }
-
-    #[test]
-    fn growth_is_told_from_sizes_in_any_order() {
-        let percent = |sizes: Vec<u64>| {
-            growth_percent(&sizes.into_iter().map(|bytes| (StreamId(0), bytes * MIB)).collect::<Vec<_>>())
-        };
-        // Three caches of 1,000 to 1,600 tokens.
-        let growing = || (0..100).flat_map(|step| [1000, 1300, 1600].map(|tokens| tokens + step));
-        assert_eq!(percent(growing().collect()), 99);
-        assert_eq!(percent(growing().map(|tokens| 3000 - tokens).collect()), -99);
-        // The same sizes in an order without a direction.
-        let shuffled = growing().enumerate().map(|(number, tokens)| (number * 7919 % 300, tokens));
-        assert!(percent(shuffled.collect::<BTreeMap<_, _>>().into_values().collect()).abs() < 10);
-        // A step that is repeated.
-        assert_eq!(percent((0..300).map(|number| 100 + number % 10 * 50).collect()), 0);
     }
 
     #[test]
