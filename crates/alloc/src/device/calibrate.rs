@@ -359,6 +359,12 @@ const RAGGED: [(ProductRole, u32, u32, u32); 9] = [
     (ProductRole::WeightGradient, 50_257, 1024, 2048),
     (ProductRole::WeightGradient, 50_257, 1024, 8192),
 ];
+/// Pairs of channels, and numbers of pixels, of convolutions as products.
+const CHANNELS: [(u32, u32); 4] = [(64, 64), (64, 1024), (256, 256), (256, 4096)];
+const PIXELS: [u32; 3] = [4096, 65_536, 262_144];
+/// The same of a first layer, which sees 7 x 7 pixels of three colours.
+const FIRST_CHANNELS: (u32, u32) = (64, 3 * 7 * 7);
+const FIRST_PIXELS: [u32; 2] = [262_144, 1_048_576];
 /// Batch, heads, tokens and width of a head.
 const ATTENTIONS: [(u32, u32, u32, u32); 6] =
     [(1, 16, 256, 64), (1, 16, 1024, 64), (2, 16, 1024, 64), (8, 16, 1024, 64), (2, 16, 4096, 64), (4, 32, 2048, 128)];
@@ -424,7 +430,7 @@ fn multiplications() -> Vec<Work> {
     let squares = SQUARES.map(|side| (side, side, side));
     let shapes = || {
         let aligned = squares.iter().chain(&LAYERS).map(|&(m, n, k)| (ProductRole::Output, m, n, k));
-        aligned.chain(RAGGED)
+        aligned.chain(RAGGED).chain(convolutions())
     };
     let products = Dtype::ALL
         .into_iter()
@@ -443,6 +449,19 @@ fn multiplications() -> Vec<Work> {
         })
     });
     products.chain(attentions).collect()
+}
+
+/// The products that stand for convolutions: the output, the gradient of the input, and that of the filter.
+fn convolutions() -> impl Iterator<Item = (ProductRole, u32, u32, u32)> {
+    let layers = CHANNELS.into_iter().flat_map(|channels| PIXELS.map(|pixels| (channels, pixels)));
+    let passes = layers.flat_map(|((a, b), pixels)| {
+        let input_gradient = (a != b).then_some((pixels, b, a));
+        [Some((pixels, a, b)), input_gradient, Some((a, b, pixels))].into_iter().flatten()
+    });
+    // The gradient of the images is not computed.
+    let (a, b) = FIRST_CHANNELS;
+    let first = FIRST_PIXELS.into_iter().flat_map(move |pixels| [(pixels, a, b), (a, b, pixels)]);
+    passes.chain(first).map(|(m, n, k)| (ProductRole::Output, m, n, k))
 }
 
 /// Passes over memory and copies.

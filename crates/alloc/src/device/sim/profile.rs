@@ -277,7 +277,6 @@ impl ProfileFile {
     pub(in crate::device) fn parse(text: &str) -> Result<Profile, String> {
         let file: ProfileFile = parse_toml(text).map_err(|error| error.to_string())?;
         let rates = file.rates.checked().ok_or("a rate is not a positive number")?;
-        let arithmetic_alone = file.work.into_iter().map(|time| rates.arithmetic_alone(time));
         Ok(Profile {
             name: file.name.into(),
             vendor_name: file.vendor_name.into(),
@@ -289,7 +288,7 @@ impl ProfileFile {
             launch_queue: file.launch_queue.max(1),
             costs: Arc::new(CostTable::of(file.cost).map_err(|error| error.to_string())?),
             rates,
-            work: Arc::new(WorkTable::of(arithmetic_alone).map_err(|error| error.to_string())?),
+            work: Arc::new(WorkTable::of_profile(&file.work, &rates).map_err(|error| error.to_string())?),
         })
     }
 }

@@ -28,6 +28,10 @@ impl WorkTime {
     pub fn per_ns(&self) -> f64 {
         size(&self.work) / (self.median_us * 1e3)
     }
+
+    fn is_possible(&self) -> bool {
+        self.median_us > 0.0 && self.median_us.is_finite()
+    }
 }
 
 /// A measured time that is not a positive number.
@@ -42,11 +46,40 @@ pub struct ImpossibleTime {
 ///
 /// Between two measured sizes the speed is interpolated over the logarithm of the size. Smaller
 /// work takes as long as the smallest measured, and larger work runs at the speed of the largest
-/// measured.
+/// measured. A product is then corrected by the measured products whose sides are nearest to its own.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WorkTable {
     curves: Vec<(WorkKind, Vec<SpeedPoint>)>,
+    corrections: Vec<ShapeCorrection>,
 }
+
+/// How much longer a measured product took than [`Profile::duration`] says by its size alone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct ShapeCorrection {
+    kind: WorkKind,
+    sides: LogSides,
+    log_ratio: f64,
+}
+
+/// The binary logarithms of the sides of a product: rows, columns, and the length of a dot product.
+type LogSides = [f64; 3];
+
+fn log_sides(work: &Work) -> Option<LogSides> {
+    let Work::Gemm { m, n, k, batch, .. } = *work else { return None };
+    Some([m.saturating_mul(batch), n, k].map(|side| f64::from(side.max(1)).log2()))
+}
+
+/// A product with few rows, columns or terms beside many is slower than a cube of the same size, so its time says nothing about
+/// others of its size.
+fn is_thin(work: &Work) -> bool {
+    let Work::Gemm { m, n, k, .. } = *work else { return false };
+    let (shortest, longest) = (m.min(n).min(k), m.max(n).max(k));
+    shortest < THIN_SIDE && longest / THIN_RATIO >= shortest
+}
+
+/// Thin products have a side below this, and one that is at least so many times as long.
+const THIN_SIDE: u32 = 512;
+const THIN_RATIO: u32 = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct SpeedPoint {
@@ -125,7 +158,7 @@ impl WorkTable {
         let mut table = WorkTable::default();
         for time in times {
             let WorkTime { median_us, work, .. } = time;
-            if !(median_us > 0.0 && median_us.is_finite()) {
+            if !time.is_possible() {
                 return Err(ImpossibleTime { median_us, work });
             }
             let Some(kind) = WorkKind::of(&work) else { continue };
@@ -143,6 +176,37 @@ impl WorkTable {
             *curve = curve.chunk_by(|a, b| a.size == b.size).map(mean).collect();
         }
         Ok(table)
+    }
+
+    /// The table of a profile with these rates.
+    pub(super) fn of_profile(times: &[WorkTime], rates: &Rates) -> Result<WorkTable, ImpossibleTime> {
+        let (thin, others): (Vec<WorkTime>, Vec<WorkTime>) = times.iter().partition(|time| is_thin(&time.work));
+        if let Some(&WorkTime { median_us, work, .. }) = thin.iter().find(|time| !time.is_possible()) {
+            return Err(ImpossibleTime { median_us, work });
+        }
+        let mut table = WorkTable::of(others.into_iter().map(|time| rates.arithmetic_alone(time)))?;
+        let correction = |time: &WorkTime| {
+            let (kind, sides) = (WorkKind::of(&time.work)?, log_sides(&time.work)?);
+            let predicted = rates.moved_meanwhile(table.duration(&time.work)?, &time.work);
+            Some(ShapeCorrection { kind, sides, log_ratio: (time.median_us * 1e3 / predicted).ln() })
+        };
+        table.corrections = times.iter().filter_map(correction).collect();
+        Ok(table)
+    }
+
+    /// How many times as long a product takes as its size says: what measured products of its kind did, weighted by how near their
+    /// sides are. The weight falls with the fourth power of the distance, so that a measured product takes what was measured.
+    fn correction(&self, work: &Work) -> f64 {
+        let (Some(kind), Some(sides)) = (WorkKind::of(work), log_sides(work)) else { return 1.0 };
+        let (mut weights, mut sum) = (0.0, 0.0);
+        for other in self.corrections.iter().filter(|other| other.kind == kind) {
+            let square: f64 = sides.iter().zip(other.sides).map(|(own, other)| (own - other).powi(2)).sum();
+            // The smallest distance of different products is far above this.
+            let weight = square.max(1e-9).powi(-2);
+            weights += weight;
+            sum += weight * other.log_ratio;
+        }
+        if weights > 0.0 { (sum / weights).exp() } else { 1.0 }
     }
 
     /// How long a piece of work takes; `None` where nothing of its kind was measured.
@@ -275,6 +339,13 @@ impl Rates {
         WorkTime { median_us: square.max(0.0).sqrt().max(LEAST_ARITHMETIC * time.median_us), ..time }
     }
 
+    /// How long a product takes that computes for `arithmetic` and moves its operands meanwhile.
+    ///
+    /// Its time is near the longer of the two, and above it where both take about as long: the root of the sum of their squares.
+    fn moved_meanwhile(&self, arithmetic: Nanos, work: &Work) -> f64 {
+        (work.traffic_bytes() / self.memory_bytes_per_ns).hypot(arithmetic.0 as f64)
+    }
+
     /// How long a kernel takes that only moves its operands.
     fn moving(&self, work: &Work) -> Nanos {
         at_rate(work.traffic_bytes(), self.memory_bytes_per_ns).max(self.kernel_floor)
@@ -295,16 +366,12 @@ fn at_rate(amount: f64, per_ns: f64) -> Nanos {
 
 impl Profile {
     /// How long work takes: measured if there are times of its kind, otherwise by the rates.
-    ///
-    /// A product computes while it moves its operands, so its time is near the longer of the two, and above it where both
-    /// take about as long: the root of the sum of their squares. Of 25 thin products in a ResNet-50 (one side of 64 to 512)
-    /// this is 0.63 to 1.21 of the time on an H200, and 0.90 in sum; the longer of the two alone is 0.80 in sum.
     #[must_use]
     pub fn duration(&self, work: &Work) -> Nanos {
         match (self.work.duration(work), work) {
             (Some(arithmetic), Work::Gemm { .. }) => {
-                let moving = work.traffic_bytes() / self.rates.memory_bytes_per_ns;
-                Nanos(moving.hypot(arithmetic.0 as f64).round() as u64)
+                let by_size = self.rates.moved_meanwhile(arithmetic, work);
+                Nanos((by_size * self.work.correction(work)).round() as u64)
             }
             (Some(measured), _) => measured,
             (None, _) => self.rates.duration(work),
@@ -482,6 +549,23 @@ mod tests {
         let thin = Work::Gemm { m: 1 << 20, n: 8, k: 512, batch: 1, dtype: Dtype::Bf16, role: ProductRole::Output };
         assert_eq!(RATES.duration(&thin), at_rate(thin.traffic_bytes(), 4_000.0));
         assert!(RATES.duration(&thin) > at_rate(thin.flops(), 800_000.0));
+    }
+
+    #[test]
+    fn thin_products_are_measured_by_their_shape() {
+        let thin = |k| Work::Gemm { m: 64, n: 64, k, batch: 1, dtype: Dtype::Bf16, role: ProductRole::Output };
+        let cubes = [took(product(1024, Dtype::Bf16), 10.0), took(PRODUCT, 200.0)];
+        let profile = |times: &[WorkTime]| {
+            let work = Arc::new(WorkTable::of_profile(times, &RATES).unwrap());
+            Profile { rates: RATES, work, ..Profile::h200() }
+        };
+        let by_size = profile(&cubes);
+        let by_shape = profile(&[cubes[0], cubes[1], took(thin(1 << 18), 90.0)]);
+        assert_eq!(by_shape.duration(&thin(1 << 18)), Nanos(90_000));
+        let longer = |work| by_shape.duration(&work).0 as f64 / by_size.duration(&work).0 as f64;
+        assert!(longer(thin(1 << 18)) > 2.0);
+        assert!((longer(thin(1 << 17)) / longer(thin(1 << 18)) - 1.0).abs() < 0.01, "{}", longer(thin(1 << 17)));
+        assert!(cubes.iter().all(|cube| (longer(cube.work) - 1.0).abs() < 1e-3));
     }
 
     #[test]
