@@ -527,26 +527,23 @@ fn streams_of_a_plan_share_memory_of_blocks_that_both_use() {
     assert!(together <= alone + alone / 20, "{together} bytes for two streams, {alone} for one");
 }
 
-/// Caches of a few requests, to which a token is added in each step. Chunks that were moved out of the memory of one cache would leave
-/// parts that fit no other, in every step.
+/// Caches of a few requests, to which a token is added in each step. Each request is slightly larger than the block that is freed next, and
+/// free memory between the caches that serves none of them is moved.
 #[test]
-fn nothing_is_moved_where_blocks_grow() {
-    let mut bench = OomphBench::new(OomphSettings { slack_permille: 0, ..in_chunks_of(8 * MIB) });
+fn caches_that_grow_stay_close_to_live() {
+    let mut bench = OomphBench::new(OomphSettings { slack_permille: 0, ..in_chunks_of(2 * MIB) });
     let cache = |bench: &mut OomphBench, tokens: u64| bench.alloc(tokens * 32 * 1024, 0);
     let mut caches: Vec<(u64, Block)> =
         (0..60).map(|number| 300 + number / 20 * 220).map(|tokens| (tokens, cache(&mut bench, tokens))).collect();
-    let mut moves = Vec::new();
     for _ in 0..120 {
         for (tokens, block) in &mut caches {
             *tokens += 1;
             let grown = cache(&mut bench, *tokens);
             bench.free(std::mem::replace(block, grown));
         }
-        moves.push(bench.strategy.counters.chunks_moved);
     }
-    assert_eq!(moves[119], moves[4], "{moves:?}");
     let (live, reserved) = (bench.strategy.stats().peak.active, bench.reserved());
-    assert!(reserved <= live + live / 8, "{reserved} bytes for {live}");
+    assert!(reserved <= live + live / 20, "{reserved} bytes for {live}");
 }
 
 /// In a capture no stream can be waited for, so memory that streams share serves all requests before.
