@@ -121,6 +121,19 @@ for name in ("need", "appetite"):
     figure(f"changed.{name}", CHANGED)(
         lambda name=name: f"{next(float(row[f'median_{name}_ratio']) for row in rows(CHANGED) if not row['split'] and not row['generator']):.3f}"
     )
+CHANGED_CASES = f"{LATEST}/oomph-strategies.csv"
+
+
+def changed_times():
+    return [cell(row, "simulated_driver_ns") / cell(row, "driver_ns") for row in rows(CHANGED_CASES)]
+
+
+figure("changed.cases", CHANGED_CASES)(lambda: len(rows(CHANGED_CASES)))
+figure("changed.same", CHANGED_CASES)(
+    lambda: sum(row["peak_reserved_bytes"] == row["simulated_peak_reserved_bytes"] for row in rows(CHANGED_CASES))
+)
+figure("changed.time", CHANGED_CASES)(lambda: f"{statistics.median(changed_times()):.2f}")
+figure("changed.near", CHANGED_CASES)(lambda: f"{100 * statistics.mean(0.5 <= time <= 2 for time in changed_times()):.0f}")
 
 
 STRATEGY_NAMES = {
@@ -662,6 +675,29 @@ figure("compare.median", RUNS_UNDER_ALLOCATORS)(lambda: f"{statistics.median(ove
 figure("compare.steps", RUNS_UNDER_ALLOCATORS)(lambda: sum(low <= 1 <= high or high < 1.02 for _, (low, high) in compared_allocators()))
 
 
+TRIAL = f"{LATEST}/trial.csv"
+
+
+def trial_ratios(ours, others):
+    """Of each program of the trial, the quotient of two columns."""
+    return [int(row[f"{ours}_bytes"]) / int(row[f"{others}_bytes"]) for row in rows(TRIAL)]
+
+
+def trial_seconds(allocator):
+    return f"{sum(int(row[f'{allocator}_driver_ns']) for row in rows(TRIAL)) / 1e9:.1f}"
+
+
+figure("trial.programs", TRIAL)(lambda: len(rows(TRIAL)))
+figure("trial.above", TRIAL)(lambda: sum(ratio > 1 for ratio in trial_ratios("oomph_reserved", "expandable_reserved")))
+for name, ours in (("", "oomph_reserved"), ("before_", "oomph_before_reserved")):
+    ratios = functools.partial(trial_ratios, ours, "expandable_reserved")
+    figure(f"trial.{name}below", TRIAL)(lambda ratios=ratios: sum(ratio <= 1 for ratio in ratios()))
+    figure(f"trial.{name}worst", TRIAL)(lambda ratios=ratios: f"{100 * (max(ratios()) - 1):.2f}")
+for name in ("oomph", "expandable"):
+    figure(f"trial.mean_{name}", TRIAL)(lambda name=name: f"{statistics.geometric_mean(trial_ratios(f'{name}_reserved', 'allocated')):.3f}")
+    figure(f"trial.driver_{name}", TRIAL)(lambda name=name: trial_seconds(name))
+
+
 @table("allocators")
 def allocators_table():
     """Programs under PyTorch's allocators and under ours."""
@@ -888,6 +924,7 @@ def keep_simulated(name, folders):
 SENTENCES = {
     "README.md": [
         "`oomph` has changed since: need {changed.need}, appetite {changed.appetite}",
+        "and a trial of {trial.programs} other programs](results/2026-11-19-h200/README.md), where {trial.above} need up to {trial.worst} % more",
         "18 strategies, {catalog.workloads} workloads, benchmark suites",
         "{need.strategies} strategies on {need.sources} workloads and recordings, {strategies.cases} cases. By content they are"
         " {need.patterns} patterns, and by program {need.families}, each counted once; {need.test} of the programs were not seen when",
@@ -932,6 +969,13 @@ SENTENCES = {
     f"{LATEST}/README.md": [
         "at random, in {behaviour.processes} processes",
         "need {changed.need} and appetite {changed.appetite}",
+        "to the byte in {changed.same} of {changed.cases} cases, and simulated driver time is {changed.time} times the GPU's in the median and within"
+        " a factor of 2 in {changed.near} %",
+        "[trial.csv](trial.csv): {trial.programs} programs that",
+        "Reserved memory under `oomph` is at or below that under expandable segments in {trial.below} of {trial.programs}, and at most {trial.worst} %"
+        " above it in the others. Its geometric mean over what is allocated is {trial.mean_oomph} (expandable segments: {trial.mean_expandable}).",
+        "it was at or below in {trial.before_below} of them, and at most {trial.before_worst} % above",
+        "Driver time under `oomph` is {trial.driver_oomph} s in all, under expandable segments {trial.driver_expandable} s.",
         "at or below that under expandable segments in {compare.memory} of {compare.programs} programs, and {compare.median} times"
         " what is allocated in the median",
         "contains 1.00 or ends below 1.02 in {compare.steps} of {compare.programs} programs",
@@ -1004,7 +1048,7 @@ ALLOWED = {
     ],
     f"{LATEST}/README.md": [
         (r"1 in 20|178 s in 14|95 s in 12|61 minutes in all|24 GiB|of 64 MiB|20 and 128 MiB|of 406M", "what was asked for, and the sum"),
-        (r"1\.00 or ends below 1\.02|five turns|two CPU cores|95 % interval|first three steps", "the bar, and how it was measured"),
+        (r"1\.00 or ends below 1\.02|five turns|four of `fsdp1`|last seven programs|two CPU cores|a factor of 2|of 64 images|of 2 images|95 % interval|first three steps", "the bar, and how it was measured"),
         (r"4 calls for events", "rules of the allocator"),
     ],
     "docs/allocators.md": [(r"to 90 %", "the default limit of the program")],
