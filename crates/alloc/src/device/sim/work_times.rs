@@ -77,9 +77,11 @@ fn is_thin(work: &Work) -> bool {
     shortest < THIN_SIDE && longest / THIN_RATIO >= shortest
 }
 
-/// Thin products have a side below this, and one that is at least so many times as long.
+/// Thin products have a side shorter than this, and another that is at least `THIN_RATIO` times as long.
 const THIN_SIDE: u32 = 512;
 const THIN_RATIO: u32 = 8;
+/// At this distance, in doublings of a side, a measured product counts as much as the size alone.
+const FAR: f64 = 4.0;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct SpeedPoint {
@@ -195,10 +197,11 @@ impl WorkTable {
     }
 
     /// How many times as long a product takes as its size says: what measured products of its kind did, weighted by how near their
-    /// sides are. The weight falls with the fourth power of the distance, so that a measured product takes what was measured.
+    /// sides are. The weight falls with the fourth power of the distance, so that a measured product takes what was measured, and
+    /// one that is far from all of them takes what its size says.
     fn correction(&self, work: &Work) -> f64 {
         let (Some(kind), Some(sides)) = (WorkKind::of(work), log_sides(work)) else { return 1.0 };
-        let (mut weights, mut sum) = (0.0, 0.0);
+        let (mut weights, mut sum) = (FAR.powi(-4), 0.0);
         for other in self.corrections.iter().filter(|other| other.kind == kind) {
             let square: f64 = sides.iter().zip(other.sides).map(|(own, other)| (own - other).powi(2)).sum();
             // The smallest distance of different products is far above this.
@@ -206,7 +209,7 @@ impl WorkTable {
             weights += weight;
             sum += weight * other.log_ratio;
         }
-        if weights > 0.0 { (sum / weights).exp() } else { 1.0 }
+        (sum / weights).exp()
     }
 
     /// How long a piece of work takes; `None` where nothing of its kind was measured.
@@ -564,7 +567,10 @@ mod tests {
         assert_eq!(by_shape.duration(&thin(1 << 18)), Nanos(90_000));
         let longer = |work| by_shape.duration(&work).0 as f64 / by_size.duration(&work).0 as f64;
         assert!(longer(thin(1 << 18)) > 2.0);
-        assert!((longer(thin(1 << 17)) / longer(thin(1 << 18)) - 1.0).abs() < 0.01, "{}", longer(thin(1 << 17)));
+        assert!((longer(thin(1 << 17)) / longer(thin(1 << 18)) - 1.0).abs() < 0.05, "{}", longer(thin(1 << 17)));
+        // Far from all that was measured.
+        let row = Work::Gemm { m: 1, n: 4096, k: 4096, batch: 1, dtype: Dtype::Bf16, role: ProductRole::Output };
+        assert!((longer(row) - 1.0).abs() < 0.1, "{}", longer(row));
         assert!(cubes.iter().all(|cube| (longer(cube.work) - 1.0).abs() < 1e-3));
     }
 
