@@ -112,13 +112,13 @@ pub unsafe extern "C" fn oomph_statistics(device: c_int, values: *mut u64, count
 /// The peaks of a GPU are those since now.
 #[unsafe(no_mangle)]
 pub extern "C" fn oomph_reset_peaks(device: c_int) {
-    serve(|service| Ok(service.opened(device).map(|gpu| lock(&gpu).reset_peaks())));
+    serve(|service| Ok(service.opened(device).map(|gpu| lock(gpu).reset_peaks())));
 }
 
 /// The sums of a GPU are those since now.
 #[unsafe(no_mangle)]
 pub extern "C" fn oomph_reset_totals(device: c_int) {
-    serve(|service| Ok(service.opened(device).map(|gpu| lock(&gpu).reset_totals())));
+    serve(|service| Ok(service.opened(device).map(|gpu| lock(gpu).reset_totals())));
 }
 
 /// Keeps a history from now on. `kind` is 0 to end it, 1 for the stacks of live blocks, 2 for all
@@ -167,7 +167,7 @@ pub extern "C" fn oomph_on_out_of_memory(observer: OutOfMemoryObserver) {
 
 fn tell_out_of_memory(bytes: usize, device: c_int) {
     if let Some(observer) = OBSERVER.get() {
-        let memory = serve(|service| Ok(service.opened(device).map(|gpu| lock(&gpu).memory())));
+        let memory = serve(|service| Ok(service.opened(device).map(|gpu| lock(gpu).memory())));
         let (total, free) = memory.flatten().unwrap_or_default();
         observer(device, bytes as u64, total, free);
     }

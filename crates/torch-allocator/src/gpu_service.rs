@@ -77,6 +77,11 @@ impl GpuService {
         Ok(GpuService { number, arenas, device, unfinished, limit, fraction: 1.0, streams, is_real, watch })
     }
 
+    /// Its device number.
+    pub(crate) fn number(&self) -> i32 {
+        self.number
+    }
+
     pub(crate) fn alloc(&mut self, bytes: u64, stream: u64) -> Result<Option<Address>, ServiceError> {
         self.finish_frees();
         let request = Request { bytes, stream: self.stream(stream)?, thread: ThreadId(0), site: SiteId(0) };

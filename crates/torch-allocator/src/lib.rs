@@ -28,7 +28,7 @@ use std::{
     collections::BTreeMap,
     fmt, process,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -64,7 +64,7 @@ enum ServiceError {
     /// The program freed, or used on another stream, an address that is not a live block.
     #[error("{0} was never allocated, or was freed already")]
     Unknown(Address),
-    /// The device number is negative.
+    /// The device number is negative, or above those that PyTorch has.
     #[error("there is no device {0}")]
     NoDevice(i32),
     /// The end or release of a pool that did not begin.
@@ -75,14 +75,19 @@ enum ServiceError {
     NoGraphs(String),
 }
 
+/// As many devices as PyTorch can have: `C10_COMPILE_TIME_MAX_GPUS`, 2.11.
+const MOST_DEVICES: usize = 120;
+
 /// The allocator of a program, for all threads, streams and GPUs.
 #[derive(Debug)]
 struct AllocatorService {
     settings: ServiceSettings,
     /// The process that opened it. A forked one cannot use its GPUs, and its counters are copies.
     process: u32,
-    /// By device number. A GPU stays open once it was opened.
-    gpus: Mutex<BTreeMap<i32, Arc<Mutex<GpuService>>>>,
+    /// By device number. A GPU stays open once it was opened, so that a request takes one lock only.
+    gpus: Vec<OnceLock<Mutex<GpuService>>>,
+    /// One GPU is opened at a time.
+    opening: Mutex<()>,
     /// The history that is kept now.
     history: Mutex<Option<HistorySettings>>,
     /// Whether the stacks of requests are kept.
@@ -96,7 +101,8 @@ impl AllocatorService {
         AllocatorService {
             settings,
             process: process::id(),
-            gpus: Mutex::default(),
+            gpus: std::iter::repeat_with(OnceLock::new).take(MOST_DEVICES).collect(),
+            opening: Mutex::default(),
             history: Mutex::default(),
             with_stacks: AtomicBool::new(false),
             stacks: Mutex::default(),
@@ -108,8 +114,7 @@ impl AllocatorService {
     fn alloc(&self, bytes: u64, device: i32, stream: u64) -> Result<Option<Address>, ServiceError> {
         // Before any lock is taken: it may wait for Python's.
         let stack = self.with_stacks.load(Ordering::Relaxed).then(|| history::capture(&self.stacks));
-        let gpu = self.gpu(device)?;
-        let mut gpu = lock(&gpu);
+        let mut gpu = lock(self.gpu(device)?);
         gpu.watch.caller = stack.unwrap_or_default();
         gpu.alloc(bytes, stream)
     }
@@ -118,7 +123,7 @@ impl AllocatorService {
     fn out_of_memory(&self, bytes: u64, device: i32) -> String {
         let start = format!("CUDA out of memory. Tried to allocate {}.", Bytes(bytes));
         let Some(gpu) = self.opened(device) else { return start };
-        let mut gpu = lock(&gpu);
+        let mut gpu = lock(gpu);
         let (total, free) = gpu.memory();
         let (reserved, allocated) = gpu.held();
         let limit = gpu.cap().map_or_else(String::new, |limit| format!(" It may hold {}.", Bytes(limit)));
@@ -138,14 +143,14 @@ impl AllocatorService {
     /// Frees a block of a request for `bytes`.
     fn free(&self, address: Address, bytes: u64, device: i32, stream: u64) -> Result<(), ServiceError> {
         let gpu = self.opened(device).ok_or(ServiceError::Unknown(address))?;
-        lock(&gpu).free(address, bytes, stream)
+        lock(gpu).free(address, bytes, stream)
     }
 
     /// Notes that a block is also used on the stream with this handle. PyTorch's interface does not
     /// name the GPU.
     fn record_stream(&self, address: Address, stream: u64) -> Result<(), ServiceError> {
         for gpu in self.all() {
-            if lock(&gpu).record_stream(address, stream)? {
+            if lock(gpu).record_stream(address, stream)? {
                 return Ok(());
             }
         }
@@ -154,42 +159,43 @@ impl AllocatorService {
 
     /// Gives cached memory back, on all GPUs.
     fn reset(&self) -> Result<(), ServiceError> {
-        self.all().iter().try_for_each(|gpu| lock(gpu).trim())
+        self.all().try_for_each(|gpu| lock(gpu).trim())
     }
 
     /// PyTorch's `set_per_process_memory_fraction`.
     fn memory_fraction(&self, fraction: f64, device: i32) -> Result<(), ServiceError> {
-        let gpu = self.gpu(device)?;
-        lock(&gpu).memory_fraction(fraction)
+        lock(self.gpu(device)?).memory_fraction(fraction)
     }
 
     /// Bytes held on a GPU now; 0 for one that was not used yet.
     fn reserved(&self, device: i32) -> u64 {
-        self.opened(device).map_or(0, |gpu| lock(&gpu).reserved())
+        self.opened(device).map_or(0, |gpu| lock(gpu).reserved())
     }
 
     /// The counters of a GPU; zeros for one that was not used yet.
     fn values(&self, device: i32) -> [u64; VALUES] {
-        self.opened(device).map_or([0; VALUES], |gpu| lock(&gpu).values())
+        self.opened(device).map_or([0; VALUES], |gpu| lock(gpu).values())
     }
 
     /// Begins a history on all GPUs, or ends it.
     fn record(&self, history: Option<HistorySettings>, with_stacks: bool, clear: bool) {
+        // A GPU that is being opened would miss it.
+        let _opening = lock(&self.opening);
         *lock(&self.history) = history;
         self.with_stacks.store(with_stacks && history.is_some(), Ordering::Relaxed);
-        self.all().iter().for_each(|gpu| lock(gpu).watch.record(history, clear));
+        self.all().for_each(|gpu| lock(gpu).watch.record(history, clear));
     }
 
     /// The memory of all GPUs now, and their history.
     fn snapshot(&self, events: bool) -> ServiceSnapshot {
-        let devices = self.all().iter().map(|gpu| lock(gpu).snapshot(events)).collect();
+        let devices = self.all().map(|gpu| lock(gpu).snapshot(events)).collect();
         ServiceSnapshot { strategy: self.settings.strategy.to_string(), devices, stacks: lock(&self.stacks).texts() }
     }
 
     /// The statistics of every GPU. A GPU where a call hangs is left out, because this is called
     /// when the program ends.
     fn statistics(&self) -> ServiceStatistics {
-        let devices = self.all().iter().filter_map(|gpu| Some(gpu.try_lock().ok()?.statistics())).collect();
+        let devices = self.all().filter_map(|gpu| Some(gpu.try_lock().ok()?.statistics())).collect();
         let strategy = self.settings.strategy.to_string();
         ServiceStatistics { schema: 1, strategy, limit_bytes: self.settings.limit, devices }
     }
@@ -200,36 +206,48 @@ impl AllocatorService {
         device: i32,
         call: impl FnOnce(&mut GpuService) -> Result<T, ServiceError>,
     ) -> Result<T, ServiceError> {
-        let gpu = self.gpu(device)?;
-        call(&mut lock(&gpu))
+        call(&mut lock(self.gpu(device)?))
     }
 
-    fn gpu(&self, device: i32) -> Result<Arc<Mutex<GpuService>>, ServiceError> {
-        if device < 0 {
-            return Err(ServiceError::NoDevice(device));
+    /// A GPU, which is opened if needed.
+    #[inline]
+    fn gpu(&self, device: i32) -> Result<&Mutex<GpuService>, ServiceError> {
+        match self.opened(device) {
+            Some(gpu) => Ok(gpu),
+            None => self.open(device),
         }
-        let mut gpus = lock(&self.gpus);
-        if let Some(gpu) = gpus.get(&device) {
-            return Ok(Arc::clone(gpu));
+    }
+
+    #[cold]
+    fn open(&self, device: i32) -> Result<&Mutex<GpuService>, ServiceError> {
+        let place = usize::try_from(device).ok().and_then(|number| self.gpus.get(number));
+        let place = place.ok_or(ServiceError::NoDevice(device))?;
+        let _opening = lock(&self.opening);
+        if let Some(gpu) = place.get() {
+            return Ok(gpu);
         }
         let mut opened = GpuService::open(device, &self.settings, *lock(&self.history))?;
         // PyTorch copies between GPUs by kernels that read the other's memory, and does not say when it begins to.
-        for (&other, gpu) in gpus.iter() {
-            for failed in [opened.allow_peer(other), lock(gpu).allow_peer(device)].into_iter().filter_map(Result::err) {
-                exports::report(&format!("GPUs {other} and {device} cannot read each other's memory: {failed}"));
+        for mut other in self.all().map(lock) {
+            let allowed = [opened.allow_peer(other.number()), other.allow_peer(device)];
+            for failed in allowed.into_iter().filter_map(Result::err) {
+                exports::report(&format!(
+                    "GPUs {} and {device} cannot read each other's memory: {failed}",
+                    other.number()
+                ));
             }
         }
-        let gpu = Arc::new(Mutex::new(opened));
-        gpus.insert(device, Arc::clone(&gpu));
-        Ok(gpu)
+        Ok(place.get_or_init(|| Mutex::new(opened)))
     }
 
-    fn opened(&self, device: i32) -> Option<Arc<Mutex<GpuService>>> {
-        lock(&self.gpus).get(&device).cloned()
+    #[inline]
+    fn opened(&self, device: i32) -> Option<&Mutex<GpuService>> {
+        self.gpus.get(usize::try_from(device).ok()?)?.get()
     }
 
-    fn all(&self) -> Vec<Arc<Mutex<GpuService>>> {
-        lock(&self.gpus).values().cloned().collect()
+    /// All GPUs that are open.
+    fn all(&self) -> impl Iterator<Item = &Mutex<GpuService>> {
+        self.gpus.iter().filter_map(OnceLock::get)
     }
 }
 
@@ -435,7 +453,7 @@ mod tests {
             let message = service.out_of_memory(512 << 20, 0);
             assert!(message.starts_with("CUDA out of memory. Tried to allocate 512 MiB."), "{message}");
             // The GPU has free memory beyond the fraction. Its context takes some.
-            let free = lock(&service.gpu(0).unwrap()).memory().1;
+            let free = lock(service.gpu(0).unwrap()).memory().1;
             assert!(free > 5 << 30 && message.contains(&format!("of which {} is free", Bytes(free))), "{message}");
             assert!(message.contains("It may hold 2.00 GiB."), "{message}");
             service.memory_fraction(1.0, 0).unwrap();
@@ -510,8 +528,8 @@ mod tests {
         assert_eq!(values(&service, 3), [80 * MIB, 80 * MIB, 80 * MIB, 0]);
         assert_eq!(values(&service, 4), [1, 2, 2, 1]);
         let gpu = service.opened(0).unwrap();
-        lock(&gpu).reset_peaks();
-        lock(&gpu).reset_totals();
+        lock(gpu).reset_peaks();
+        lock(gpu).reset_totals();
         assert_eq!(values(&service, 0), [30 * MIB, 30 * MIB, 0, 0]);
         let third = service.alloc(40 * MIB, 0, 0).unwrap().unwrap();
         service.free(third, 40 * MIB, 0, 0).unwrap();

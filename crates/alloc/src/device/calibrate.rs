@@ -8,7 +8,7 @@
 use super::{
     CallKind, Device, DeviceError, MemoryInfo, PoolId, PoolSettings, PoolUsage,
     cuda::Footprint,
-    sim::{Cost, CostCondition, Profile, ProfileFile, Rates, WorkTime},
+    sim::{ClearingRates, Cost, CostCondition, Profile, ProfileFile, Rates, WorkTime},
     wrap::{DriverCall, ReplyValue, value_of},
 };
 use oomph_base::{Address, Dtype, GIB, KIB, MIB, Nanos, ProductRole, StreamId, Work, round_up};
@@ -20,6 +20,7 @@ pub struct Calibration {
     costs: Vec<Cost>,
     work: Vec<WorkTime>,
     rates: Rates,
+    clearing: Option<ClearingRates>,
     launch_queue: usize,
 }
 
@@ -41,8 +42,9 @@ pub fn calibrate(device: &mut dyn Device, products: ProductSupport) -> Result<Ca
     let costs = measure_calls(device, room)?;
     let work = measure_work(device, room, products)?;
     let rates = rates(device, &work)?;
+    let clearing = clearing(device, room)?;
     let launch_queue = launch_queue(device)?;
-    Ok(Calibration { costs, work, rates, launch_queue })
+    Ok(Calibration { costs, work, rates, clearing, launch_queue })
 }
 
 impl Calibration {
@@ -71,6 +73,7 @@ impl Calibration {
             small_allocations_per_page: None,
             launch_queue: self.launch_queue,
             rates: self.rates,
+            clearing: self.clearing,
             work: self.work,
             cost: self.costs,
         }
@@ -575,6 +578,82 @@ fn kernel_floor(device: &mut dyn Device) -> Result<Option<Nanos>, DeviceError> {
     Ok(Some(Nanos(time.0 / u64::from(KERNELS))))
 }
 
+/// Memory is given back in blocks of this size, as a framework's cache gives it back.
+const GIVEN_BACK: u64 = 64 * MIB;
+/// What is copied while the driver clears memory: of this size, or a smaller part of what is cleared.
+const COPIED: u64 = 32 * MIB;
+const PART_COPIED: u64 = 256;
+/// A short copy, by which the end of the clearing is found, and how many of them are tried at most.
+const SHORT_COPY: u64 = 4 * MIB;
+const MOST_SHORT_COPIES: usize = 1_000;
+/// After this time all memory is cleared.
+const CLEARED: Nanos = Nanos(500_000_000);
+const PASSES_OF_CLEARING: usize = 5;
+
+/// How fast the driver clears memory that was given back, and how fast copies from the host are meanwhile.
+fn clearing(device: &mut dyn Device, room: u64) -> Result<Option<ClearingRates>, DeviceError> {
+    if device.compute().is_err() {
+        return Ok(None);
+    }
+    let blocks = room / GIVEN_BACK;
+    let copied = (room / PART_COPIED).min(COPIED);
+    let target = device.alloc(COPIED)?;
+    let copy = |device: &mut dyn Device, bytes: u64, pinned: bool| {
+        repeat(device, &Work::CopyIn { bytes, pinned }, &[vec![(target, bytes)]], 1)
+    };
+    let bytes_per_ns = |bytes: u64, time: Nanos| bytes as f64 / time.0.max(1) as f64;
+    let median = |mut rates: Vec<f64>| {
+        rates.sort_by(f64::total_cmp);
+        rates[rates.len() / 2]
+    };
+    let (mut cleared, mut pinned, mut pageable) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..PASSES_OF_CLEARING {
+        for (rates, is_pinned) in [(&mut pinned, true), (&mut pageable, false)] {
+            give_back(device, blocks)?;
+            rates.push(bytes_per_ns(copied, copy(device, copied, is_pinned)?));
+        }
+        wait(device, CLEARED);
+        let usual = copy(device, SHORT_COPY, false)?;
+        let begin = give_back(device, blocks)?;
+        for _ in 0..MOST_SHORT_COPIES {
+            if copy(device, SHORT_COPY, false)?.0 < usual.0 * 3 / 2 {
+                break;
+            }
+        }
+        cleared.push(bytes_per_ns(blocks * GIVEN_BACK, device.now().since(begin)));
+    }
+    device.free(target)?;
+    Ok((blocks > 0).then(|| ClearingRates {
+        bytes_per_ns: median(cleared),
+        pinned_copy_in_bytes_per_ns: median(pinned),
+        pageable_copy_in_bytes_per_ns: median(pageable),
+    }))
+}
+
+/// Waits until all memory is cleared, and gives that many blocks back. Returns when that began.
+fn give_back(device: &mut dyn Device, blocks: u64) -> Result<Nanos, DeviceError> {
+    let blocks = (0..blocks).map(|_| device.alloc(GIVEN_BACK)).collect::<Result<Vec<Address>, _>>()?;
+    for &block in &blocks {
+        launch(device, &Work::Elementwise { bytes: GIVEN_BACK }, &[(block, GIVEN_BACK)])?;
+    }
+    device.synchronize()?;
+    wait(device, CLEARED);
+    let begin = device.now();
+    for block in blocks {
+        device.free(block)?;
+    }
+    Ok(begin)
+}
+
+/// Waits on the device's clock.
+fn wait(device: &mut dyn Device, time: Nanos) {
+    let end = device.now() + time;
+    device.elapse(time);
+    while device.now() < end {
+        std::thread::yield_now();
+    }
+}
+
 /// How long the work lasts behind which others are queued.
 const BLOCKING_WORK: Nanos = Nanos(100_000_000);
 /// A launch that takes longer than this waited for a full queue.
@@ -626,6 +705,11 @@ mod tests {
             assert_eq!(nanos, made, "{cost:?}");
         }
         assert_eq!(calibration.launch_queue, made.launch_queue);
+        let rates =
+            |of: ClearingRates| [of.bytes_per_ns, of.pinned_copy_in_bytes_per_ns, of.pageable_copy_in_bytes_per_ns];
+        for (found, made) in rates(calibration.clearing.unwrap()).into_iter().zip(rates(made.clearing.unwrap())) {
+            assert!((found / made - 1.0).abs() < 0.1, "{found} bytes per ns cleared or copied, made with {made}");
+        }
         let launch_us = made.costs.cost(CallKind::Launch, 0).0 as f64 / 1e3;
         for time in &calibration.work {
             // Many small kernels are queued no faster than they can be launched. A copy of pageable memory is not queued.

@@ -21,7 +21,7 @@ mod work_times;
 
 pub use costs::{Cost, CostCondition, CostTable, CostTableError};
 pub use profile::{Profile, ProfileFile, SimConfig, SimConfigError};
-pub use work_times::{ImpossibleTime, Rates, WorkTable, WorkTime};
+pub use work_times::{ClearingRates, ImpossibleTime, Rates, WorkTable, WorkTime};
 
 use self::{
     address_space::{PinnedSpace, SimAddressSpace, SimPlaces},
@@ -60,6 +60,8 @@ pub struct SimDevice {
     pinned: PinnedSpace,
     contents: Contents,
     libraries_loaded: bool,
+    /// When the memory that was given back so far is cleared.
+    cleared_at: Nanos,
 }
 
 /// Counts physical memory. Which page is which never matters.
@@ -112,6 +114,7 @@ impl SimDevice {
             pinned: PinnedSpace::new(),
             contents: Contents::default(),
             libraries_loaded: false,
+            cleared_at: Nanos::ZERO,
             profile,
         })
     }
@@ -123,6 +126,14 @@ impl SimDevice {
         let page_bytes = self.props.page_bytes;
         let places = SimPlaces::of_recording(page_bytes, calls);
         SimDevice { address_space: SimAddressSpace::placing(places, page_bytes), ..self }
+    }
+
+    /// Memory goes back to the driver, which clears it.
+    fn give_back(&mut self, bytes: u64) {
+        self.memory.held -= bytes;
+        if let Some(clearing) = &self.profile.clearing {
+            self.cleared_at = self.cleared_at.max(self.clocks.now()) + clearing.time(bytes);
+        }
     }
 
     /// Notes a call and advances the clock by its cost. A failed call costs as much as the smallest one.
@@ -248,7 +259,7 @@ impl Device for SimDevice {
             Some(freed) => {
                 self.settle_contents(self.clocks.all_ready());
                 self.forget_contents(address, freed.bytes);
-                self.memory.held -= freed.pages * self.props.page_bytes;
+                self.give_back(freed.pages * self.props.page_bytes);
                 let cost = self.profile.costs.cost_under(page_condition(freed.pages), call, freed.bytes);
                 self.conclude_costing(cost, self.clocks.all_ready(), call, Ok(()))
             }

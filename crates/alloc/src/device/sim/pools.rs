@@ -71,14 +71,16 @@ impl SimDevice {
     fn shrink(&mut self, pool: PoolId, keep_bytes: u64, moment: Nanos) {
         self.settle_contents(moment.min(self.clocks.all_ready().max(self.clocks.now())));
         let Ok(pool) = self.pools.get(pool) else { return };
+        let mut given_back = 0;
         while pool.usage.reserved > keep_bytes
             && let Some((start, bytes)) = pool.memory.remove_idle_chunk(moment.0)
         {
             pool.usage.reserved -= bytes;
             self.contents.forget(PhysicalRegion::Addressed, start, bytes);
-            self.memory.held -= bytes;
             self.virtual_space.give_back_range(start, bytes);
+            given_back += bytes;
         }
+        self.give_back(given_back);
     }
 
     /// What the driver does when the host waits for something.

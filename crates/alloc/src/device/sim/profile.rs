@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::super::CardFacts;
 use super::{
     costs::{Cost, CostTable},
-    work_times::{Rates, WorkTable, WorkTime},
+    work_times::{ClearingRates, Rates, WorkTable, WorkTime},
 };
 use oomph_base::{Bytes, TypedSizeError, did_you_mean, nearest, parse_toml, read_text_file};
 use oomph_driver::{RANGE_BYTES, SHARE_BYTES};
@@ -41,6 +41,8 @@ pub struct Profile {
     pub costs: Arc<CostTable>,
     /// How fast work is in general.
     pub rates: Rates,
+    /// How the driver clears memory, where that is known.
+    pub clearing: Option<ClearingRates>,
     /// How long work was measured to take.
     pub work: Arc<WorkTable>,
 }
@@ -248,6 +250,9 @@ pub struct ProfileFile {
     pub launch_queue: usize,
     /// How fast work is in general.
     pub rates: Rates,
+    /// How the driver clears memory that was given back. Older profiles lack it: copies then take as long as ever.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clearing: Option<ClearingRates>,
     /// How long work took.
     #[serde(default)]
     pub work: Vec<WorkTime>,
@@ -276,7 +281,9 @@ impl ProfileFile {
     /// Parses a profile's text; the error is the reason.
     pub(in crate::device) fn parse(text: &str) -> Result<Profile, String> {
         let file: ProfileFile = parse_toml(text).map_err(|error| error.to_string())?;
-        let rates = file.rates.checked().ok_or("a rate is not a positive number")?;
+        let not_positive = "a rate is not a positive number";
+        let rates = file.rates.checked().ok_or(not_positive)?;
+        let clearing = file.clearing.map(|clearing| clearing.checked().ok_or(not_positive)).transpose()?;
         Ok(Profile {
             name: file.name.into(),
             vendor_name: file.vendor_name.into(),
@@ -288,6 +295,7 @@ impl ProfileFile {
             launch_queue: file.launch_queue.max(1),
             costs: Arc::new(CostTable::of(file.cost).map_err(|error| error.to_string())?),
             rates,
+            clearing,
             work: Arc::new(WorkTable::of_profile(&file.work, &rates).map_err(|error| error.to_string())?),
         })
     }
@@ -368,6 +376,7 @@ mod tests {
             small_allocations_per_page: Some(4096),
             launch_queue: 1024,
             rates: Profile::h200().rates,
+            clearing: Profile::h200().clearing,
             work: vec![WorkTime { median_us: 80.0, p99_us: Some(90.0), work: PRODUCT }],
             cost: vec![Cost { call: "cuMemAlloc".to_owned(), bytes: 512, median_us: 3.5, p99_us: Some(9.0) }],
         }
@@ -377,7 +386,7 @@ mod tests {
     fn a_written_profile_is_read_back() {
         let profile = ProfileFile::parse(&file().to_toml().unwrap()).unwrap();
         assert_eq!((profile.name.as_ref(), profile.total_bytes), ("small", 1 << 33));
-        assert_eq!(profile.rates, Profile::h200().rates);
+        assert_eq!((profile.rates, profile.clearing), (Profile::h200().rates, Profile::h200().clearing));
         assert_eq!(profile.duration(&PRODUCT), Nanos(80_000));
         assert_eq!(profile.costs.cost(CallKind::MemAlloc, 512), Nanos(3_500));
     }
@@ -411,6 +420,7 @@ mod tests {
         let profile = ProfileFile::parse(text).unwrap();
         assert_eq!(profile.rates.pinned_copy_in_bytes_per_ns, 55.0);
         assert_eq!(profile.rates.pinned_copy_out_bytes_per_ns, 55.0);
+        assert_eq!(profile.clearing, None);
         assert_eq!(profile.duration(&PRODUCT), profile.rates.duration(&PRODUCT));
     }
 
@@ -424,6 +434,9 @@ mod tests {
         assert!(refused(|file| file.cost[0].call = "cuMemAlok".to_owned()).contains("unknown call 'cuMemAlok'"));
         assert!(refused(|file| file.work[0].median_us = -1.0).contains("-1 us for Gemm"));
         assert!(refused(|file| file.rates.memory_bytes_per_ns = 0.0).contains("not a positive number"));
+        let never = Some(ClearingRates { bytes_per_ns: f64::NAN, ..Profile::h200().clearing.unwrap() });
+        let bad = ProfileFile { clearing: never, ..file() };
+        assert!(ProfileFile::parse(&bad.to_toml().unwrap()).unwrap_err().contains("not a positive number"));
         assert!(ProfileFile::parse("name = 3").unwrap_err().contains("line 1"));
         let missing = ProfileFile::load(Path::new("no/such/profile.toml")).unwrap_err().to_string();
         assert!(missing.starts_with("the profile no/such/profile.toml cannot be used"), "{missing}");

@@ -285,6 +285,45 @@ pub struct Rates {
     pub kernel_floor: Nanos,
 }
 
+/// What the driver does with memory that was given back: it clears it. Copies from the host take longer meanwhile; on an H200,
+/// copies to the host and kernels take as long as ever.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClearingRates {
+    /// Bytes that are cleared per nanosecond.
+    pub bytes_per_ns: f64,
+    /// Bytes per nanosecond from pinned host memory meanwhile.
+    pub pinned_copy_in_bytes_per_ns: f64,
+    /// Bytes per nanosecond from pageable host memory meanwhile.
+    pub pageable_copy_in_bytes_per_ns: f64,
+}
+
+impl ClearingRates {
+    /// `None` where a rate is not a positive number.
+    pub(super) fn checked(self) -> Option<ClearingRates> {
+        [self.bytes_per_ns, self.pinned_copy_in_bytes_per_ns, self.pageable_copy_in_bytes_per_ns]
+            .iter()
+            .all(|rate| *rate > 0.0 && rate.is_finite())
+            .then_some(self)
+    }
+
+    /// How long it takes to clear memory.
+    pub(super) fn time(&self, bytes: u64) -> Nanos {
+        at_rate(bytes as f64, self.bytes_per_ns)
+    }
+
+    /// How long a copy from the host takes, whose usual time is given, when memory is cleared for the next `left`.
+    fn copy_in(&self, bytes: u64, pinned: bool, usual: Nanos, left: Nanos) -> Nanos {
+        let rate = if pinned { self.pinned_copy_in_bytes_per_ns } else { self.pageable_copy_in_bytes_per_ns };
+        let slow = at_rate(bytes as f64, rate).max(usual);
+        if slow <= left {
+            return slow;
+        }
+        let copied_slowly = left.0 as f64 / slow.0 as f64;
+        left + Nanos((usual.0 as f64 * (1.0 - copied_slowly)).round() as u64)
+    }
+}
+
 /// The least share of a product's time that is arithmetic.
 const LEAST_ARITHMETIC: f64 = 0.1;
 
@@ -402,12 +441,24 @@ impl Compute for SimDevice {
 }
 
 impl SimDevice {
+    /// How long work takes that a stream does next.
+    fn duration_on(&self, stream: StreamId, work: &Work) -> Nanos {
+        let usual = self.profile.duration(work);
+        match (self.profile.clearing, *work) {
+            (Some(clearing), Work::CopyIn { bytes, pinned }) => {
+                let begin = self.clocks.stream_ready(stream).unwrap_or_default().max(self.clocks.now());
+                clearing.copy_in(bytes, pinned, usual, self.cleared_at.since(begin))
+            }
+            _ => usual,
+        }
+    }
+
     /// Queues work. The host waits where the stream's queue is full, and for the end of a copy from or to pageable host
     /// memory, which the driver makes in parts of its own.
     fn queue(&mut self, stream: StreamId, work: &Work) -> Result<(), DeviceError> {
         let call = CallKind::Launch;
         let unknown = |handle: UnknownHandle| DeviceError::InvalidValue { call, reason: handle.to_string() };
-        let time = self.profile.duration(work);
+        let time = self.duration_on(stream, work);
         match work {
             Work::CopyIn { pinned: false, .. } | Work::CopyOut { pinned: false, .. } => {
                 self.clocks.run(stream, time).map_err(unknown)?;

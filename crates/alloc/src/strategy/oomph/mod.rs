@@ -40,7 +40,7 @@ use super::{
     checked_fraction,
     deferred::Patience,
     parameters::{self, Setting},
-    pooled::{FreeLists, MemoryPiece, NONE, PerStream, PieceState, PieceTable, WaitEvent},
+    pooled::{FreeByAddress, FreeLists, MemoryPiece, NONE, PerStream, PieceState, PieceTable, WaitEvent},
 };
 use crate::device::Capabilities;
 use oomph_base::{Address, GIB, MIB, StreamId, round_up};
@@ -200,7 +200,8 @@ struct OomphCounters {
 /// This project's own allocator, for one device.
 ///
 /// The `note` of a block is the slot of the slab that a small block was cut from, [`PLANNED`] in the memory of a plan, or [`NONE`];
-/// the `region` of a live large block is its number in the history, or [`NONE`].
+/// the `region` of a live large block is its number in the history, or [`NONE`]; the first link of a live block of a plan is the
+/// number of its request there, or [`NONE`].
 #[derive(Clone, Debug)]
 struct OomphAllocator {
     settings: OomphSettings,
@@ -226,9 +227,9 @@ struct OomphAllocator {
     history: StepHistory,
     /// The step that the program repeats.
     plan: Option<StepPlan>,
-    /// Whether the plan has its memory, and the free blocks of that memory, by address.
+    /// Whether the plan has its memory, and the free blocks of that memory.
     is_placed: bool,
-    planned_free: BTreeMap<u64, u32>,
+    planned_free: FreeByAddress,
     /// Requests that made memory grow since the plan was placed.
     beside_plan: u64,
     counters: OomphCounters,
@@ -264,7 +265,7 @@ impl OomphAllocator {
             history: StepHistory::default(),
             plan: None,
             is_placed: false,
-            planned_free: BTreeMap::new(),
+            planned_free: FreeByAddress::default(),
             beside_plan: 0,
             counters: OomphCounters::default(),
             stats: Stats::default(),
@@ -486,7 +487,7 @@ impl Strategy for OomphAllocator {
             } else {
                 let users = if is_planned(piece) { self.blocks.users(block.slot).to_vec() } else { Vec::new() };
                 self.blocks.free_later(cx.device, block.slot)?;
-                let piece = &self.blocks[block.slot];
+                let piece = &mut self.blocks[block.slot];
                 if is_planned(piece) {
                     self.plan.iter_mut().for_each(|plan| plan.note_shared_free(block.slot, piece, &users));
                 }
@@ -551,7 +552,7 @@ impl Strategy for OomphAllocator {
     fn largest_free(&self, stream: StreamId) -> Option<u64> {
         let small = |free: &StreamFreeLists| free.small.largest(&self.blocks);
         let in_pages = self.free.iter().map(|free| free.pages.largest(&self.blocks)).max().unwrap_or(0);
-        let planned = self.planned_free.values().map(|&slot| self.blocks[slot].size).max().unwrap_or(0);
+        let planned = self.planned_free.iter().map(|slot| self.blocks[slot].size).max().unwrap_or(0);
         let in_pages = in_pages.max(planned);
         let in_slabs = self.free.iter().map(small).max().unwrap_or(0);
         // An empty slab goes back to the page heap when memory is needed there.

@@ -352,7 +352,7 @@ impl OomphAllocator {
         let most = ((reserved + growth) / PART_OF_RESERVED).max(SMALL_CHUNK).min(self.largest_chunk());
         let chunk = self.settings.chunk_for(growth, self.page).min(most);
         let movable: u64 = self.free_chunks(&self.runs(|_| true), (0, 0)).iter().map(FreeChunks::bytes).sum();
-        let planned: u64 = self.planned_free.values().map(|&slot| self.blocks[slot].size).sum();
+        let planned: u64 = self.planned_free.iter().map(|slot| self.blocks[slot].size).sum();
         let cached = reserved - self.stats.current.active;
         let lost = cached.saturating_sub(movable + planned) * 100 / self.stats.peak.active.max(1);
         let halvings = LOST_PERCENT.iter().filter(|&&percent| lost >= percent).count();
@@ -485,7 +485,7 @@ impl OomphAllocator {
     #[inline(always)]
     pub(super) fn remove_free(&mut self, slot: u32) {
         if is_planned(&self.blocks[slot]) {
-            self.planned_free.remove(&self.blocks[slot].address);
+            self.planned_free.remove(self.blocks[slot].address);
             return;
         }
         lists_of(&mut self.free, &self.blocks[slot]).remove(&mut self.blocks, slot);
@@ -504,9 +504,9 @@ impl OomphAllocator {
     #[inline(always)]
     pub(super) fn free_block(&mut self, slot: u32) {
         self.blocks[slot].state = PieceState::Free;
-        let address = self.blocks[slot].address;
-        if is_planned(&self.blocks[slot]) {
-            self.plan.iter_mut().for_each(|plan| plan.note_free(address));
+        let piece = &self.blocks[slot];
+        if is_planned(piece) {
+            self.plan.iter_mut().for_each(|plan| plan.note_free(piece));
         }
         let merged = self.merge(slot);
         self.insert_free(merged);
@@ -531,7 +531,7 @@ impl OomphAllocator {
         let (free, planned_free) = (&mut self.free, &mut self.planned_free);
         if is_planned(&self.blocks[slot]) {
             let take_out = |blocks: &mut PieceTable, gone: u32| {
-                planned_free.remove(&blocks[gone].address);
+                planned_free.remove(blocks[gone].address);
             };
             return self.blocks.join_free(slot, is_planned, take_out);
         }

@@ -27,7 +27,7 @@ use super::{
 use crate::strategy::{
     Context, StrategyError,
     deferred::Patience,
-    pooled::{MemoryPiece, NONE},
+    pooled::{MemoryPiece, NONE, PerStream},
 };
 use oomph_base::{
     MIB, StreamId,
@@ -285,41 +285,38 @@ struct PendingFree {
 #[derive(Clone, Debug, Default)]
 struct StreamOrder {
     /// How often each stream freed memory of the plan.
-    frees: BTreeMap<StreamId, u64>,
-    /// `(a, b)`: all later work of `a` runs after this many frees of `b`.
-    follows: BTreeMap<(StreamId, StreamId), u64>,
-    /// The live blocks of the plan: the number of the request, by address.
-    live: BTreeMap<u64, usize>,
+    frees: PerStream<u64>,
+    /// By two streams: all later work of the first runs after this many frees of the second.
+    follows: PerStream<PerStream<u64>>,
 }
 
 impl StreamOrder {
     fn frees_of(&self, stream: StreamId) -> u64 {
-        self.frees.get(&stream).copied().unwrap_or(0)
+        self.frees.get(stream).copied().unwrap_or(0)
     }
 
     /// A stream frees memory that it used.
     fn count_free(&mut self, stream: StreamId) -> CountedFree {
-        let frees = self.frees.entry(stream).or_default();
+        let frees = self.frees.of(stream);
         *frees += 1;
         (stream, *frees)
     }
 
     /// All later work of a stream comes after that free.
     fn note_follows(&mut self, stream: StreamId, (other, free): CountedFree) {
-        let known = self.follows.entry((stream, other)).or_default();
+        let known = self.follows.of(stream).of(other);
         *known = free.max(*known);
     }
 
     fn follows(&self, stream: StreamId, other: StreamId) -> u64 {
-        self.follows.get(&(stream, other)).copied().unwrap_or(0)
+        self.follows.get(stream).and_then(|frees| frees.get(other)).copied().unwrap_or(0)
     }
 
     /// A stream waits for all work of another one, and so for what that one has waited for.
     fn note_wait(&mut self, stream: StreamId, other: StreamId) {
-        let third = self.follows.range((other, StreamId(0))..=(other, StreamId(u16::MAX)));
-        let mut followed: Vec<CountedFree> = third.map(|(&(_, of), &frees)| (of, frees)).collect();
-        followed.push((other, self.frees_of(other)));
-        followed.into_iter().for_each(|free| self.note_follows(stream, free));
+        let third = self.follows.of(other).clone();
+        (0..).zip(third.iter()).for_each(|(third, &frees)| self.note_follows(stream, (StreamId(third), frees)));
+        self.note_follows(stream, (other, self.frees_of(other)));
     }
 }
 
@@ -487,38 +484,31 @@ impl StepPlan {
         self.stream_order.iter_mut().for_each(|order| order.note_wait(stream, other));
     }
 
-    /// The block of a request gets its place.
-    fn occupy(&mut self, number: usize) {
-        if let (Some(order), Some(address)) = (&mut self.stream_order, self.requests[number].address) {
-            order.live.insert(address, number);
-        }
-    }
-
     /// A block of the plan was freed, and no other stream uses it, or no longer.
-    pub(super) fn note_free(&mut self, address: u64) {
-        let pending = self.pending.remove(&address);
+    #[inline]
+    pub(super) fn note_free(&mut self, piece: &MemoryPiece) {
+        let pending = if self.pending.is_empty() { None } else { self.pending.remove(&piece.address) };
         let Some(order) = &mut self.stream_order else { return };
         if let Some(request) = pending.and_then(|free| self.requests.get_mut(free.number?)) {
             request.last_free.retain(|&(user, _)| user == request.shape.0);
-        } else if let Some(number) = order.live.remove(&address) {
-            let request = &mut self.requests[number];
-            request.last_free = vec![order.count_free(request.shape.0)];
+        } else if let Some(request) = self.requests.get_mut(piece.links[0] as usize) {
+            request.last_free.clear();
+            request.last_free.push(order.count_free(request.shape.0));
         }
     }
 
     /// A block of the plan was freed that other streams may still use. The next request at its place lets its stream wait for
     /// them. If that was not foreseen, the memory is free when they are done.
-    pub(super) fn note_shared_free(&mut self, slot: u32, piece: &MemoryPiece, users: &[StreamId]) {
+    pub(super) fn note_shared_free(&mut self, slot: u32, piece: &mut MemoryPiece, users: &[StreamId]) {
         let mut number = None;
         if let Some(order) = &mut self.stream_order {
-            let Some(&user) = order.live.get(&piece.address) else { return };
-            if !self.requests[user].is_shared {
-                return;
-            }
-            order.live.remove(&piece.address);
-            let own = piece.stream;
-            self.requests[user].last_free = iter::once(&own).chain(users).map(|&user| order.count_free(user)).collect();
+            let user = piece.links[0] as usize;
+            let Some(request) = self.requests.get_mut(user).filter(|request| request.is_shared) else { return };
+            let frees = iter::once(&piece.stream).chain(users).map(|&user| order.count_free(user));
+            request.last_free = frees.collect();
             number = Some(user);
+            // From now on, the request is known by the address.
+            piece.links[0] = NONE;
         }
         self.pending.insert(piece.address, PendingFree { slot, end: piece.end(), number });
     }
@@ -536,6 +526,9 @@ impl StepPlan {
 
     /// The slot of a freed block at the place of a request that other streams may still use.
     fn pending_at(&self, number: usize) -> Option<u32> {
+        if self.pending.is_empty() {
+            return None;
+        }
         let PlannedRequest { shape: (_, bytes), address, .. } = self.requests[number];
         let (_, free) = self.pending.range(..address? + bytes).next_back()?;
         (address? < free.end).then_some(free.slot)
@@ -591,10 +584,10 @@ impl OomphAllocator {
                 self.wait_event.wait(cx.device, shape.0, other)?;
                 plan.note_wait(shape.0, other);
             }
-            plan.occupy(number);
         }
         let slot = self.take_at(around, address);
         self.blocks[slot].stream = shape.0;
+        self.blocks[slot].links[0] = number as u32;
         Ok(Some(slot))
     }
 
@@ -619,14 +612,18 @@ impl OomphAllocator {
     fn planned_block(&self, number: usize) -> Option<(u32, u64)> {
         let request = &self.plan.as_ref()?.requests[number];
         let address = request.address?;
-        let (_, &slot) = self.planned_free.range(..=address).next_back()?;
+        let slot = self.planned_free.at_or_before(address)?;
         (self.blocks[slot].end() >= address + request.shape.1).then_some((slot, address))
     }
 
     /// Takes the part of a free block from `address` on; it is in no list.
     fn take_at(&mut self, slot: u32, address: u64) -> u32 {
-        self.remove_free(slot);
         let before = address - self.blocks[slot].address;
+        if before > 0 && is_planned(&self.blocks[slot]) {
+            // The front stays where it is in the list.
+            return self.blocks.cut(slot, before);
+        }
+        self.remove_free(slot);
         if before == 0 {
             return slot;
         }
@@ -760,7 +757,7 @@ impl OomphAllocator {
                 self.blocks[slot].note = NONE;
             }
         }
-        for slot in std::mem::take(&mut self.planned_free).into_values() {
+        for slot in std::mem::take(&mut self.planned_free).iter() {
             let merged = self.merge(slot);
             self.insert_free(merged);
         }
@@ -828,9 +825,10 @@ mod tests {
     #[test]
     fn a_stream_follows_what_the_other_has_waited_for() {
         let [first, second, third] = [0, 1, 2].map(StreamId);
-        let mut order = StreamOrder { frees: BTreeMap::from([(first, 3), (second, 5)]), ..StreamOrder::default() };
+        let mut order = StreamOrder::default();
+        (*order.frees.of(first), *order.frees.of(second)) = (3, 5);
         order.note_wait(second, first);
-        order.frees.insert(first, 4);
+        *order.frees.of(first) = 4;
         order.note_wait(third, second);
         assert_eq!([first, second].map(|of| order.follows(third, of)), [3, 5]);
         // What it knows already is not forgotten.

@@ -118,6 +118,40 @@ impl<C: SizeClasses> FreeLists<C> {
     }
 }
 
+/// Free pieces in the order of their addresses, for memory in which a piece is looked up by its address: a sorted list,
+/// because such memory has few.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FreeByAddress(Vec<(u64, u32)>);
+
+impl FreeByAddress {
+    /// Adds a free piece.
+    #[inline]
+    pub(crate) fn insert(&mut self, address: u64, slot: u32) {
+        let place = self.0.partition_point(|&(other, _)| other < address);
+        self.0.insert(place, (address, slot));
+    }
+
+    /// Removes the piece at an address, if there is one.
+    #[inline]
+    pub(crate) fn remove(&mut self, address: u64) {
+        if let Ok(place) = self.0.binary_search_by_key(&address, |&(other, _)| other) {
+            self.0.remove(place);
+        }
+    }
+
+    /// The last piece that begins at an address or before it.
+    #[inline]
+    pub(crate) fn at_or_before(&self, address: u64) -> Option<u32> {
+        let place = self.0.partition_point(|&(other, _)| other <= address);
+        Some(self.0[place.checked_sub(1)?].1)
+    }
+
+    /// All pieces, by address.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+        self.0.iter().map(|&(_, slot)| slot)
+    }
+}
+
 /// One value per stream, made when the stream is first seen.
 #[derive(Clone, Debug)]
 pub(crate) struct PerStream<T>(Vec<T>);

@@ -17,7 +17,7 @@ mod streams;
 
 #[cfg(test)]
 pub(crate) use bench::PoolBench;
-pub(crate) use free_lists::{FreeLists, PerStream, SizeClasses};
+pub(crate) use free_lists::{FreeByAddress, FreeLists, PerStream, SizeClasses};
 pub(crate) use pieces::{DeviceRegion, MemoryPiece, NONE, PieceState, PieceTable, RegionTable};
 pub(crate) use streams::{StreamHandover, WaitEvent};
 
