@@ -98,6 +98,14 @@ fn main_figures(profile: &ProfileFile, products: ProductSupport) -> Vec<String> 
             rates.pinned_copy_out_bytes_per_ns,
             rates.pageable_copy_out_bytes_per_ns
         ),
+    ]);
+    lines.extend(profile.clearing.map(|clearing| {
+        format!(
+            "given back     cleared at {:.0} GB/s; copies in {:.1} GB/s pinned, {:.1} pageable meanwhile",
+            clearing.bytes_per_ns, clearing.pinned_copy_in_bytes_per_ns, clearing.pageable_copy_in_bytes_per_ns
+        )
+    }));
+    lines.extend([
         format!("kernels        at least {} each when many are queued", rates.kernel_floor),
         format!(
             "overhead       {} context, including {} for our kernels; {} libraries after the first product, and {} \

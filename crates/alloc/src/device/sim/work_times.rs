@@ -483,7 +483,7 @@ mod tests {
 
     use super::*;
     use crate::device::{Device, sim::SimConfig};
-    use oomph_base::MIB;
+    use oomph_base::{GIB, MIB};
 
     fn product(m: u32, dtype: Dtype) -> Work {
         Work::Gemm { m, n: 1024, k: 1024, batch: 1, dtype, role: ProductRole::Output }
@@ -633,6 +633,39 @@ mod tests {
         assert_eq!(took(Work::CopyOut { bytes, pinned: true }), 25_000);
         assert_eq!(took(Work::CopyIn { bytes, pinned: false }), 100_000);
         assert_eq!(took(Work::CopyOut { bytes, pinned: false }), 200_000);
+    }
+
+    #[test]
+    fn copies_from_the_host_are_slower_while_memory_is_cleared() {
+        let mut device = SimDevice::new(SimConfig::default()).unwrap();
+        let clearing = device.profile.clearing.unwrap();
+        let bytes = 32 * MIB;
+        let target = device.alloc(bytes).unwrap();
+        let took = |device: &mut SimDevice, work: Work| {
+            let begin = device.now();
+            device.launch(StreamId::DEFAULT, &work, &[(target, bytes)]).unwrap();
+            device.synchronize().unwrap();
+            device.now().since(begin).0 as f64
+        };
+        let works = [Work::CopyIn { bytes, pinned: false }, Work::CopyOut { bytes, pinned: false }];
+        let [usual_in, usual_out] = works.map(|work| took(&mut device, work));
+        let blocks: Vec<Address> = (0..64).map(|_| device.alloc(GIB).unwrap()).collect();
+        blocks.into_iter().for_each(|block| device.free(block).unwrap());
+        let [slow_in, same_out] = works.map(|work| took(&mut device, work));
+        assert!((slow_in / (bytes as f64 / clearing.pageable_copy_in_bytes_per_ns) - 1.0).abs() < 0.01);
+        assert!(slow_in > 2.0 * usual_in && (same_out / usual_out - 1.0).abs() < 0.01);
+        device.elapse(clearing.time(64 * GIB));
+        assert!((took(&mut device, works[0]) / usual_in - 1.0).abs() < 0.01);
+    }
+
+    #[test]
+    fn a_copy_ends_at_its_usual_rate_when_memory_is_cleared() {
+        let rates =
+            ClearingRates { bytes_per_ns: 1.0, pinned_copy_in_bytes_per_ns: 50.0, pageable_copy_in_bytes_per_ns: 2.0 };
+        let took = |left: u64| rates.copy_in(1_000, false, Nanos(100), Nanos(left)).0;
+        assert_eq!([0, 250, 499, 500, 9_000].map(took), [100, 300, 499, 500, 500]);
+        // No copy is faster meanwhile.
+        assert_eq!(rates.copy_in(1_000, true, Nanos(100), Nanos(9_000)).0, 100);
     }
 
     #[test]

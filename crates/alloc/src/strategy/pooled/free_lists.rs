@@ -214,6 +214,22 @@ mod tests {
 
     proptest! {
         #[test]
+        fn pieces_by_address_agree_with_a_map(steps in prop::collection::vec((any::<bool>(), 0..40u64), 1..200)) {
+            let (mut pieces, mut map) = (FreeByAddress::default(), BTreeMap::new());
+            for (number, (insert, address)) in (0..).zip(steps) {
+                if !insert {
+                    pieces.remove(address);
+                    map.remove(&address);
+                } else if !map.contains_key(&address) {
+                    pieces.insert(address, number);
+                    map.insert(address, number);
+                }
+                prop_assert!(pieces.iter().eq(map.values().copied()));
+                prop_assert_eq!(pieces.at_or_before(address), map.range(..=address).next_back().map(|(_, &slot)| slot));
+            }
+        }
+
+        #[test]
         fn lists_agree_with_a_map(steps in prop::collection::vec((any::<bool>(), 0..192u64), 1..300)) {
             let (mut pieces, mut lists) = (PieceTable::default(), FreeLists::<EverySize>::default());
             let mut model: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
