@@ -194,7 +194,7 @@ impl<T: Default> PerStream<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, btree_map::Entry};
 
     use proptest::prelude::*;
 
@@ -220,9 +220,9 @@ mod tests {
                 if !insert {
                     pieces.remove(address);
                     map.remove(&address);
-                } else if !map.contains_key(&address) {
+                } else if let Entry::Vacant(place) = map.entry(address) {
                     pieces.insert(address, number);
-                    map.insert(address, number);
+                    place.insert(number);
                 }
                 prop_assert!(pieces.iter().eq(map.values().copied()));
                 prop_assert_eq!(pieces.at_or_before(address), map.range(..=address).next_back().map(|(_, &slot)| slot));
