@@ -280,14 +280,6 @@ figure("steps.low", *TECHNIQUES, SIMULATED_TECHNIQUES)(lambda: f"{min(step_ratio
 figure("steps.high", *TECHNIQUES, SIMULATED_TECHNIQUES)(lambda: f"{max(step_ratios().values()):.2f}")
 
 
-@table("steps-outside")
-def steps_outside_table():
-    """Techniques whose simulated step time is not within a tenth of the GPU's."""
-    outside = {key: ratio for key, ratio in step_ratios().items() if not 0.9 <= ratio <= 1.1}
-    body = [[f"`{model}`", f"`{name}`", f"{ratio:.2f}"] for (model, name), ratio in outside.items()]
-    return markdown(["model", "technique", "simulated / real:"], body)
-
-
 # RMM's own library.
 
 RMM = f"{LATEST}/rmm_replay.txt"
