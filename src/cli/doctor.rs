@@ -29,8 +29,8 @@ use crate::{
 /// Checks the set-up: what is available, what is missing, and what that means.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Measure a device instead (driver calls by size, matrix products, memory, copies, launches)
-    /// and write its profile to this file, for `--card FILE`. Takes a minute; nothing else
+    /// Measure a device instead (driver calls by size, matrix products, memory and how the driver clears it, copies,
+    /// launches) and write its profile to this file, for `--card FILE`. Takes a minute; nothing else
     /// should use the device.
     #[arg(long, value_name = "FILE")]
     calibrate: Option<PathBuf>,

@@ -251,7 +251,7 @@ impl AllocatorService {
     }
 }
 
-/// Locks a GPU or the table of GPUs. After a panic it stays usable, because a strategy keeps its
+/// Locks a GPU, or what all GPUs share. After a panic it stays usable, because a strategy keeps its
 /// state consistent through every error.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

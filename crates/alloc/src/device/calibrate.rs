@@ -1,12 +1,14 @@
-//! Measures a device: the cost of every driver call by size, the duration of work by kind and size,
-//! and the memory that is taken before a program allocates anything.
+//! Measures a device: the cost of every driver call by size, the duration of work by kind and size, how memory that was given
+//! back is cleared, and the memory that is taken before a program allocates anything.
 //!
 //! `doctor --calibrate` calls this; the result is a profile of the simulated device. Everything
 //! goes through [`Device`], so a simulated device can be measured too and must yield its own
 //! profile.
 
+use std::{thread, time::Duration};
+
 use super::{
-    CallKind, Device, DeviceError, MemoryInfo, PoolId, PoolSettings, PoolUsage,
+    CallKind, Device, DeviceClock, DeviceError, MemoryInfo, PoolId, PoolSettings, PoolUsage,
     cuda::Footprint,
     sim::{ClearingRates, Cost, CostCondition, Profile, ProfileFile, Rates, WorkTime},
     wrap::{DriverCall, ReplyValue, value_of},
@@ -578,59 +580,102 @@ fn kernel_floor(device: &mut dyn Device) -> Result<Option<Nanos>, DeviceError> {
     Ok(Some(Nanos(time.0 / u64::from(KERNELS))))
 }
 
-/// Memory is given back in blocks of this size, as a framework's cache gives it back.
+/// Memory is given back in blocks of this size.
 const GIVEN_BACK: u64 = 64 * MIB;
-/// What is copied while the driver clears memory: of this size, or a smaller part of what is cleared.
+/// With fewer blocks, clearing is too short to be measured.
+const LEAST_GIVEN_BACK: u64 = 64;
+/// What is copied while the driver clears memory.
 const COPIED: u64 = 32 * MIB;
-const PART_COPIED: u64 = 256;
 /// A short copy, by which the end of the clearing is found, and how many of them are tried at most.
 const SHORT_COPY: u64 = 4 * MIB;
 const MOST_SHORT_COPIES: usize = 1_000;
+/// A copy is slow when it takes more than this percentage of its time at rest.
+const SLOW_PERCENT: u64 = 150;
 /// After this time all memory is cleared.
 const CLEARED: Nanos = Nanos(500_000_000);
 const PASSES_OF_CLEARING: usize = 5;
 
-/// How fast the driver clears memory that was given back, and how fast copies from the host are meanwhile.
+/// How fast the driver clears memory that was given back, and how fast copies from the host are meanwhile. `None` where that
+/// cannot be seen: the device has little memory, or copies are not slower.
 fn clearing(device: &mut dyn Device, room: u64) -> Result<Option<ClearingRates>, DeviceError> {
-    if device.compute().is_err() {
+    let blocks = room / GIVEN_BACK;
+    if device.compute().is_err() || blocks < LEAST_GIVEN_BACK {
         return Ok(None);
     }
-    let blocks = room / GIVEN_BACK;
-    let copied = (room / PART_COPIED).min(COPIED);
     let target = device.alloc(COPIED)?;
     let copy = |device: &mut dyn Device, bytes: u64, pinned: bool| {
         repeat(device, &Work::CopyIn { bytes, pinned }, &[vec![(target, bytes)]], 1)
     };
-    let bytes_per_ns = |bytes: u64, time: Nanos| bytes as f64 / time.0.max(1) as f64;
-    let median = |mut rates: Vec<f64>| {
-        rates.sort_by(f64::total_cmp);
-        rates[rates.len() / 2]
-    };
-    let (mut cleared, mut pinned, mut pageable) = (Vec::new(), Vec::new(), Vec::new());
+    let mut at_rest = [Vec::new(), Vec::new(), Vec::new()];
     for _ in 0..PASSES_OF_CLEARING {
-        for (rates, is_pinned) in [(&mut pinned, true), (&mut pageable, false)] {
-            give_back(device, blocks)?;
-            rates.push(bytes_per_ns(copied, copy(device, copied, is_pinned)?));
+        // As after `give_back`: the host has done nothing for a while, and copies take longer than one after the other.
+        for (times, (bytes, pinned)) in at_rest.iter_mut().zip([(COPIED, true), (COPIED, false), (SHORT_COPY, false)]) {
+            wait(device, CLEARED);
+            times.push(copy(device, bytes, pinned)?);
         }
-        wait(device, CLEARED);
-        let usual = copy(device, SHORT_COPY, false)?;
+    }
+    let [pinned_at_rest, pageable_at_rest, short_at_rest] = at_rest.map(median);
+    let mut times = Vec::new();
+    for _ in 0..PASSES_OF_CLEARING {
         let begin = give_back(device, blocks)?;
-        for _ in 0..MOST_SHORT_COPIES {
-            if copy(device, SHORT_COPY, false)?.0 < usual.0 * 3 / 2 {
-                break;
-            }
+        let given_back = device.now().since(begin);
+        let mut copies = Vec::new();
+        while copies.len() < MOST_SHORT_COPIES && copies.last().is_none_or(|&took| is_slow(took, short_at_rest)) {
+            copies.push(copy(device, SHORT_COPY, false)?);
         }
-        cleared.push(bytes_per_ns(blocks * GIVEN_BACK, device.now().since(begin)));
+        if copies.len() == MOST_SHORT_COPIES {
+            device.free(target)?;
+            return Ok(None);
+        }
+        times.push(given_back + slow_part(&copies, short_at_rest));
+    }
+    let cleared_after = median(times);
+    let mut slow = [Vec::new(), Vec::new()];
+    for _ in 0..PASSES_OF_CLEARING {
+        for (times, (pinned, at_rest)) in slow.iter_mut().zip([(true, pinned_at_rest), (false, pageable_at_rest)]) {
+            let begin = give_back(device, blocks)?;
+            let left = cleared_after.since(device.now().since(begin));
+            times.push(slow_time(copy(device, COPIED, pinned)?, at_rest, left));
+        }
     }
     device.free(target)?;
-    Ok((blocks > 0).then(|| ClearingRates {
-        bytes_per_ns: median(cleared),
-        pinned_copy_in_bytes_per_ns: median(pinned),
-        pageable_copy_in_bytes_per_ns: median(pageable),
+    let [pinned, pageable] = slow.map(median);
+    let per_ns = |bytes: u64, time: Nanos| bytes as f64 / time.0.max(1) as f64;
+    Ok(is_slow(pageable, pageable_at_rest).then(|| ClearingRates {
+        bytes_per_ns: per_ns(blocks * GIVEN_BACK, cleared_after),
+        pinned_copy_in_bytes_per_ns: per_ns(COPIED, pinned),
+        pageable_copy_in_bytes_per_ns: per_ns(COPIED, pageable),
     }))
 }
 
-/// Waits until all memory is cleared, and gives that many blocks back. Returns when that began.
+fn is_slow(took: Nanos, at_rest: Nanos) -> bool {
+    took.0 * 100 > at_rest.0 * SLOW_PERCENT
+}
+
+/// For how long copies of one size, one after the other, were slow: the clearing ended during one of them.
+fn slow_part(copies: &[Nanos], at_rest: Nanos) -> Nanos {
+    let slowest = copies.iter().max().map_or(at_rest, |&took| took.max(at_rest));
+    // Of each, the part that was as slow as all of the slowest.
+    let slowed_by = 1.0 - at_rest.0 as f64 / slowest.0.max(1) as f64;
+    let part = |took: &Nanos| if slowed_by > 0.0 { took.since(at_rest).0 as f64 / slowed_by } else { 0.0 };
+    Nanos(copies.iter().map(part).sum::<f64>() as u64)
+}
+
+/// How long a copy takes while memory is being cleared, from the time of one during which the clearing ended after `left`.
+fn slow_time(took: Nanos, at_rest: Nanos, left: Nanos) -> Nanos {
+    if took <= left {
+        return took;
+    }
+    let copied_slowly = 1.0 - took.since(left).0 as f64 / at_rest.0.max(1) as f64;
+    if copied_slowly > 0.0 { Nanos((left.0 as f64 / copied_slowly) as u64).max(at_rest) } else { at_rest }
+}
+
+fn median(mut times: Vec<Nanos>) -> Nanos {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+/// Gives that many blocks back, when all other memory is cleared. Returns when that began.
 fn give_back(device: &mut dyn Device, blocks: u64) -> Result<Nanos, DeviceError> {
     let blocks = (0..blocks).map(|_| device.alloc(GIVEN_BACK)).collect::<Result<Vec<Address>, _>>()?;
     for &block in &blocks {
@@ -645,12 +690,11 @@ fn give_back(device: &mut dyn Device, blocks: u64) -> Result<Nanos, DeviceError>
     Ok(begin)
 }
 
-/// Waits on the device's clock.
+/// The host does nothing for a while.
 fn wait(device: &mut dyn Device, time: Nanos) {
-    let end = device.now() + time;
-    device.elapse(time);
-    while device.now() < end {
-        std::thread::yield_now();
+    match device.props().clock {
+        DeviceClock::Virtual => device.elapse(time),
+        DeviceClock::Wall => thread::sleep(Duration::from_nanos(time.0)),
     }
 }
 
@@ -692,6 +736,10 @@ mod tests {
         calibration
     }
 
+    fn clearing_rates(of: ClearingRates) -> [f64; 3] {
+        [of.bytes_per_ns, of.pinned_copy_in_bytes_per_ns, of.pageable_copy_in_bytes_per_ns]
+    }
+
     #[test]
     fn a_simulated_device_is_measured_as_it_was_made() {
         let made = Profile::h200();
@@ -705,9 +753,9 @@ mod tests {
             assert_eq!(nanos, made, "{cost:?}");
         }
         assert_eq!(calibration.launch_queue, made.launch_queue);
-        let rates =
-            |of: ClearingRates| [of.bytes_per_ns, of.pinned_copy_in_bytes_per_ns, of.pageable_copy_in_bytes_per_ns];
-        for (found, made) in rates(calibration.clearing.unwrap()).into_iter().zip(rates(made.clearing.unwrap())) {
+        let [found, made_with] =
+            [calibration.clearing, made.clearing].map(|clearing| clearing_rates(clearing.unwrap()));
+        for (found, made) in found.into_iter().zip(made_with) {
             assert!((found / made - 1.0).abs() < 0.1, "{found} bytes per ns cleared or copied, made with {made}");
         }
         let launch_us = made.costs.cost(CallKind::Launch, 0).0 as f64 / 1e3;
@@ -738,6 +786,13 @@ mod tests {
         for total_bytes in [768 * MIB, GIB, 3 * GIB, 24 * GIB] {
             let calibration = calibrated(Profile { total_bytes, ..Profile::h200() }, ProductSupport::Real);
             assert!(calibration.costs.iter().any(|cost| cost.call == "cuMemAlloc"), "{total_bytes}");
+            assert_eq!(calibration.clearing.is_some(), total_bytes == 24 * GIB, "{total_bytes}");
+            let Some(found) = calibration.clearing else { continue };
+            for (found, made) in
+                clearing_rates(found).into_iter().zip(clearing_rates(Profile::h200().clearing.unwrap()))
+            {
+                assert!((found / made - 1.0).abs() < 0.15, "{found} bytes per ns cleared or copied, made with {made}");
+            }
         }
     }
 

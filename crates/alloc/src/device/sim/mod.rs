@@ -128,11 +128,11 @@ impl SimDevice {
         SimDevice { address_space: SimAddressSpace::placing(places, page_bytes), ..self }
     }
 
-    /// Memory goes back to the driver, which clears it.
-    fn give_back(&mut self, bytes: u64) {
+    /// Memory goes back to the driver, which clears it from some time on.
+    fn give_back(&mut self, bytes: u64, from: Nanos) {
         self.memory.held -= bytes;
         if let Some(clearing) = &self.profile.clearing {
-            self.cleared_at = self.cleared_at.max(self.clocks.now()) + clearing.time(bytes);
+            self.cleared_at = self.cleared_at.max(from) + clearing.time(bytes);
         }
     }
 
@@ -257,11 +257,12 @@ impl Device for SimDevice {
         let call = CallKind::MemFree;
         match self.address_space.free(address.0) {
             Some(freed) => {
-                self.settle_contents(self.clocks.all_ready());
+                let unused_from = self.clocks.all_ready();
+                self.settle_contents(unused_from);
                 self.forget_contents(address, freed.bytes);
-                self.give_back(freed.pages * self.props.page_bytes);
+                self.give_back(freed.pages * self.props.page_bytes, unused_from.max(self.clocks.now()));
                 let cost = self.profile.costs.cost_under(page_condition(freed.pages), call, freed.bytes);
-                self.conclude_costing(cost, self.clocks.all_ready(), call, Ok(()))
+                self.conclude_costing(cost, unused_from, call, Ok(()))
             }
             None => self.conclude_checked(call, 0, Err(format!("no allocation starts at {address}"))),
         }

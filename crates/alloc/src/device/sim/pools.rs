@@ -69,7 +69,8 @@ impl SimDevice {
     /// Gives chunks of a pool back that are idle by `moment`, while it holds more than
     /// `keep_bytes`.
     fn shrink(&mut self, pool: PoolId, keep_bytes: u64, moment: Nanos) {
-        self.settle_contents(moment.min(self.clocks.all_ready().max(self.clocks.now())));
+        let unused_from = moment.min(self.clocks.all_ready().max(self.clocks.now()));
+        self.settle_contents(unused_from);
         let Ok(pool) = self.pools.get(pool) else { return };
         let mut given_back = 0;
         while pool.usage.reserved > keep_bytes
@@ -80,7 +81,7 @@ impl SimDevice {
             self.virtual_space.give_back_range(start, bytes);
             given_back += bytes;
         }
-        self.give_back(given_back);
+        self.give_back(given_back, unused_from);
     }
 
     /// What the driver does when the host waits for something.
@@ -166,7 +167,7 @@ impl StreamOrderedPools for SimDevice {
             Err(reason) => Err(reason),
         };
         if answer.is_ok() {
-            // Pending frees would give their memory back later; the caller cannot see the
+            // Pending frees would give their memory back one by one; the caller cannot see the
             // difference.
             self.shrink(pool, 0, Nanos(u64::MAX));
             self.pools.pools[pool.0 as usize] = None;

@@ -116,7 +116,7 @@ impl SimDevice {
     ) -> Result<T, String> {
         let before = self.virtual_space.table.held();
         let answer = change(&mut self.virtual_space);
-        self.give_back(before - self.virtual_space.table.held());
+        self.give_back(before - self.virtual_space.table.held(), self.clocks.now());
         answer
     }
 }

@@ -285,8 +285,8 @@ pub struct Rates {
     pub kernel_floor: Nanos,
 }
 
-/// What the driver does with memory that was given back: it clears it. Copies from the host take longer meanwhile; on an H200,
-/// copies to the host and kernels take as long as ever.
+/// How the driver clears memory that was given back. Copies from the host take longer meanwhile, on an H200; copies to pinned host
+/// memory and fills of memory do not. A `cuMemAlloc` some time after a large free may wait there, which is not simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClearingRates {
@@ -312,7 +312,7 @@ impl ClearingRates {
         at_rate(bytes as f64, self.bytes_per_ns)
     }
 
-    /// How long a copy from the host takes, whose usual time is given, when memory is cleared for the next `left`.
+    /// The time of a copy from the host that takes `usual` at rest, while memory is being cleared for another `left`.
     fn copy_in(&self, bytes: u64, pinned: bool, usual: Nanos, left: Nanos) -> Nanos {
         let rate = if pinned { self.pinned_copy_in_bytes_per_ns } else { self.pageable_copy_in_bytes_per_ns };
         let slow = at_rate(bytes as f64, rate).max(usual);
@@ -656,6 +656,17 @@ mod tests {
         assert!(slow_in > 2.0 * usual_in && (same_out / usual_out - 1.0).abs() < 0.01);
         device.elapse(clearing.time(64 * GIB));
         assert!((took(&mut device, works[0]) / usual_in - 1.0).abs() < 0.01);
+    }
+
+    #[test]
+    fn memory_is_cleared_when_the_work_that_uses_it_is_done() {
+        let mut device = SimDevice::new(SimConfig::default()).unwrap();
+        let clearing = device.profile.clearing.unwrap();
+        let blocks = [32 * MIB, GIB].map(|bytes| device.alloc(bytes).unwrap());
+        device.launch(StreamId::DEFAULT, &Work::Spin { nanos: Nanos(100_000_000) }, &[]).unwrap();
+        device.free(blocks[1]).unwrap();
+        assert!(device.cleared_at >= Nanos(100_000_000) + clearing.time(GIB));
+        assert!(device.cleared_at > device.now());
     }
 
     #[test]

@@ -201,7 +201,7 @@ struct OomphCounters {
 ///
 /// The `note` of a block is the slot of the slab that a small block was cut from, [`PLANNED`] in the memory of a plan, or [`NONE`];
 /// the `region` of a live large block is its number in the history, or [`NONE`]; the first link of a live block of a plan is the
-/// number of its request there, or [`NONE`].
+/// number of its request there, until the plan knows it by its address.
 #[derive(Clone, Debug)]
 struct OomphAllocator {
     settings: OomphSettings,

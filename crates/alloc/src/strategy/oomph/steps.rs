@@ -286,7 +286,7 @@ struct PendingFree {
 struct StreamOrder {
     /// How often each stream freed memory of the plan.
     frees: PerStream<u64>,
-    /// By two streams: all later work of the first runs after this many frees of the second.
+    /// Of streams `a` and `b`: all later work of `a` runs after this many frees of `b`.
     follows: PerStream<PerStream<u64>>,
 }
 

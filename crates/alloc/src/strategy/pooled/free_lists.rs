@@ -119,7 +119,7 @@ impl<C: SizeClasses> FreeLists<C> {
 }
 
 /// Free pieces in the order of their addresses, for memory in which a piece is looked up by its address: a sorted list,
-/// because such memory has few.
+/// because there are few.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FreeByAddress(Vec<(u64, u32)>);
 

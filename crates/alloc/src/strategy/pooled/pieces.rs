@@ -50,7 +50,7 @@ pub(crate) struct MemoryPiece {
     pub(crate) next: u32,
     /// The region or arena it belongs to.
     pub(crate) region: u32,
-    /// For the strategy: a position in a list of free pieces, or a time.
+    /// For the strategy: a position in a list of free pieces, a time, or the number of a request.
     pub(crate) links: [u32; 2],
     /// For the strategy: a size class, an order, an arena, a slab, an expandable segment.
     pub(crate) note: u32,

@@ -49,9 +49,9 @@ use crate::device::{
 };
 use oomph_base::{Address, EventId, MIB, Nanos, StreamId, round_up};
 
-/// How long after a free the driver begins to clear the memory, at most. Measured on an H200: an allocation at once after
-/// a free does not wait, one 50 ms later does.
-const CLEARING_BEGINS_WITHIN: Duration = Duration::from_millis(50);
+/// An allocation at once after much memory was freed does not wait until it is cleared, one this much later does. Measured on
+/// an H200 with 60 GiB, which take longer to clear.
+const CLEARING_IS_AWAITED_AFTER: Duration = Duration::from_millis(50);
 /// The GPUs of which this process has closed a device since it last waited for their memory to be cleared.
 static FREED: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 
@@ -69,12 +69,11 @@ pub fn open_as_guest(ordinal: u32) -> Result<Box<dyn Device>, Unavailable> {
     Ok(Box::new(CudaDevice::with_streams_of(StreamOwner::Program, ordinal)?))
 }
 
-/// Waits until the memory of devices that this process has closed is cleared. The driver does that in the next allocation,
-/// which takes 0.2 s and more after 60 GiB were freed (H200): a program that is measured must not wait for what the one
-/// before it freed.
+/// Waits until the memory of devices that this process has closed is cleared. The next allocation waits for that, 0.2 s and
+/// more after 60 GiB were freed (H200): a program that is measured must not wait for what the one before it freed.
 pub fn wait_for_cleared_memory(ordinal: u32) -> Result<(), Unavailable> {
     if freed().contains(&ordinal) {
-        thread::sleep(CLEARING_BEGINS_WITHIN);
+        thread::sleep(CLEARING_IS_AWAITED_AFTER);
         // A full GPU is for the program to find.
         let _ = CudaDevice::open(ordinal)?.alloc(USUAL_PAGE_BYTES);
         freed().remove(&ordinal);
