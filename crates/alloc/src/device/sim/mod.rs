@@ -131,7 +131,8 @@ impl SimDevice {
     /// Memory goes back to the driver, which clears it from some time on.
     fn give_back(&mut self, bytes: u64, from: Nanos) {
         self.memory.held -= bytes;
-        if let Some(clearing) = &self.profile.clearing {
+        // Many calls give nothing back.
+        if let Some(clearing) = self.profile.clearing.filter(|_| bytes > 0) {
             self.cleared_at = self.cleared_at.max(from) + clearing.time(bytes);
         }
     }
